@@ -1,0 +1,494 @@
+"""The frozen records that pass between the rooms (stages never call each other; ``loop.py`` does).
+
+Standard library only. Every record goes to JSON with :func:`to_json` and comes back with :func:`from_json`.
+Units are in the names. A *status* permits exactly the parts documented at :class:`Evaluation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pytest_cudaforge.plan import TensorSpec
+
+Language = Literal["cuda", "cpp", "module"]
+Kind = Literal["class", "function", "kernelbench"]
+
+
+# -- targets ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """One marked module, as the AST scan sees it; nothing was imported.
+
+    ``id`` is ``posix/path/from/rootdir.py::Qualified.Name`` (a KernelBench file: ``path.py::Model``).
+    ``source`` is the target with everything it needs from its file (and from files it imports relatively), the
+    text shown to the Coder; ``digest`` is sha256 over it, so that changing one target leaves others valid.
+    """
+
+    id: str
+    root: str
+    path: str
+    qualname: str
+    kind: Kind
+    line: int
+    module_name: str
+    import_root: str
+    name: str
+    source: str
+    digest: str
+
+    @property
+    def slug(self) -> str:
+        """Directory name: ``rms_norm-3f9a1c`` (snake case name, 6 hex of the id's sha256)."""
+        return f"{self.name}-{hashlib.sha256(self.id.encode()).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """One concrete input set as the oracle drew it: specs by flattened path, and the reference's outputs.
+
+    ``flops`` are those of products and convolutions, ``convolution_flops`` the latter's part of them.
+    """
+
+    name: str
+    inputs: tuple[tuple[str, TensorSpec | int | float | bool | str | None], ...]
+    input_tree: Any
+    outputs: tuple[tuple[str, TensorSpec | int | float | bool | str | None], ...]
+    output_tree: Any
+    input_bytes: int
+    state_bytes: int
+    output_bytes: int
+    flops: int
+    convolution_flops: int = 0
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What only importing the target tells; made by the oracle, never by the pytest process.
+
+    ``module`` is a ModuleSpec as JSON data (runtime.signature) or None for a function target.
+    """
+
+    target_id: str
+    precision: str
+    atol: float | None
+    rtol: float | None
+    languages: tuple[str, ...]
+    min_speedup: float
+    allow: tuple[str, ...]
+    mode: Literal["eval", "train"]
+    grad: bool
+    dynamic: bool
+    strides: Literal["drawn", "any"]
+    distributions: Literal["all", "drawn"]
+    index_outputs: tuple[str, ...]
+    nondeterministic: bool
+    module: Any
+    workloads: tuple[WorkloadFacts, ...]
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The device at hand, detected. ``arch`` is "cpu" or "sm_90"; peaks are (precision, FLOP/s), where measured."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    arch: str
+    index: int = 0
+    uuid: str = ""
+    sm_count: int = 0
+    l2_bytes: int = 0
+    max_shared_bytes: int = 0
+    memory_bytes: int = 0
+    clock_mhz: int = 0
+    bandwidth_bytes_per_s: float | None = None
+    peak_flops: tuple[tuple[str, float], ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()
+
+
+# -- candidates ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Sources of one attempt. ``files`` is sorted (name, text); ``parent`` is the digest it was derived from."""
+
+    language: str
+    files: tuple[tuple[str, str], ...]
+    parent: str | None = None
+
+    @classmethod
+    def of(cls, language: str, files: Mapping[str, str], parent: str | None = None) -> Candidate:
+        return cls(language, tuple(sorted(files.items())), parent)
+
+    def file(self, name: str) -> str:
+        return dict(self.files)[name]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of language and files: identity is content, not ancestry."""
+        text = "\0".join([self.language, *(part for pair in self.files for part in pair)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------
+
+
+class Status(str, enum.Enum):
+    PASSED = "PASSED"
+    BUILD_ERROR = "BUILD_ERROR"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    TIMEOUT = "TIMEOUT"
+    INCORRECT_SHAPE = "INCORRECT_SHAPE"
+    INCORRECT_DTYPE = "INCORRECT_DTYPE"
+    INCORRECT_NUMERICAL = "INCORRECT_NUMERICAL"
+    REJECTED = "REJECTED"
+
+
+Work = Literal["kernel", "mixed", "library", "rewrite"]
+Grade = Literal["A", "B", "C", "F"]
+Decision = Literal["faster", "slower", "same", "inconclusive", "disturbed"]
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """Static facts of one compiled kernel; None where the language has no such thing."""
+
+    kernel: str
+    registers: int | None = None
+    static_shared_bytes: int | None = None
+    local_bytes: int | None = None
+    spill_bytes: int | None = None
+    max_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Build:
+    arch: str
+    seconds: float
+    cached: bool
+    log: str = ""
+    kernels: tuple[KernelResources, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where and how one output differs. ``kind``: count shape dtype structure values slice bias nonfinite integer
+    mutation redzone unstable. ``error_ratio`` = rms(c-o) / max(rms(r-o), floor); ``bound`` is what it may be."""
+
+    output: str
+    kind: str
+    detail: str
+    error_ratio: float | None = None
+    bound: float | None = None
+    index: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    pattern: str = ""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One trial. ``case`` names it without giving its seed: "drawn", "shifted", "strided", ..."""
+
+    workload: str
+    case: str
+    contract: bool
+    passed: bool
+    error_ratio: float | None
+    bound: float | None
+    mismatches: tuple[Mismatch, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Where dispatch may use the kernel; narrowed by failed probes."""
+
+    contiguous_only: bool = False
+    align_bytes: int = 1
+    drawn_shapes_only: bool = False
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verification:
+    cases: tuple[CaseResult, ...]
+    oracle: Literal["fp64", "partial"]
+    worst_ratio: float | None
+    guard: Guard = Guard()
+
+    @property
+    def contract_passed(self) -> bool:
+        return bool(self.cases) and all(case.passed for case in self.cases if case.contract)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Summary of one party's samples in one sitting; ``median_ns`` is per call."""
+
+    median_ns: float
+    low_ns: float
+    high_ns: float
+    samples: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """speedup = baseline median / candidate median, from paired blocks, with its interval."""
+
+    speedup: float
+    low: float
+    high: float
+    confidence: float = 0.99
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One workload's baselines, timed alone before a candidate exists. ``compile`` None: ``compile_note`` says why."""
+
+    workload: str
+    eager: Sample
+    compile: Sample | None
+    compile_note: str
+    roofline_ns: float | None
+    min_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class WorkloadTiming:
+    workload: str
+    candidate: Sample
+    eager: Sample
+    compile: Sample | None
+    vs_eager: Ratio
+    vs_compile: Ratio | None
+    launches: int
+    roofline_ns: float | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """``decision`` is against the faster baseline unless the target says otherwise; over several workloads the
+    speedups are geometric means. ``clock``: "events" (device events) or "supervisor" (slope of the parent's clock)."""
+
+    decision: Decision
+    clock: Literal["events", "supervisor"]
+    speedup_eager: float
+    speedup_compile: float | None
+    workloads: tuple[WorkloadTiming, ...]
+    note: str = ""
+    own_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Filled by the issue "Hardware feedback"; its place in the evidence."""
+
+    rung: str
+    metrics: tuple[tuple[str, float, str], ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    grade: Grade
+    reasons: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The verdict. Parts permitted by status:
+
+    BUILD_ERROR: build may be None or hold the log · RUNTIME_ERROR, TIMEOUT, INCORRECT_*: build, verification so far ·
+    REJECTED: any · PASSED: build and verification always, timing unless it was not asked for.
+    """
+
+    status: Status
+    reason: str
+    candidate: str
+    target: str
+    isolation: Isolation
+    language: str = "cpp"
+    device: str = "cpu"
+    work: Work | None = None
+    build: Build | None = None
+    verification: Verification | None = None
+    timing: Timing | None = None
+    profile: Profile | None = None
+    seconds: float = 0.0
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.status is Status.PASSED
+
+
+# -- loop ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one call; ``usd`` is None where the price is unknown."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What the Judge tells the Coder. correction: issue, why, fix. optimization: bottleneck, method, plan."""
+
+    kind: Literal["correction", "optimization"]
+    issue: str
+    why: str
+    action: str
+    cites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a Strategy wants next. ``parent`` is a round number or None for a first candidate."""
+
+    kind: Literal["first", "correction", "optimization"]
+    parent: int | None
+
+
+@dataclass(frozen=True)
+class Stop:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn of the loop. ``failure`` is set where no candidate came out of the replies."""
+
+    number: int
+    kind: Literal["first", "correction", "optimization"]
+    parent: int | None
+    candidate: Candidate | None
+    evaluation: Evaluation | None
+    feedback: Feedback | None = None
+    failure: str = ""
+    duplicate_of: int | None = None
+    usage: Usage = Usage()
+    recorded_status: str = ""
+    notes: tuple[str, ...] = ()
+
+
+Outcome = Literal["forged", "kept_reference", "failed", "skipped", "pending", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All rounds of one target. ``winner`` is the round whose candidate won; ``final`` its fresh re-evaluation."""
+
+    target: str
+    language: str
+    outcome: Outcome
+    reason: str
+    rounds: tuple[Round, ...] = ()
+    winner: int | None = None
+    final: Evaluation | None = None
+    usage: Usage = Usage()
+    seconds: float = 0.0
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """A record (or a nest of them) as plain JSON data. Non-finite floats become the strings "nan", "inf", "-inf"."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return "nan" if value != value else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def from_json(kind: Any, data: Any) -> Any:
+    """The inverse of :func:`to_json` for annotation ``kind``. Raises ``ValueError`` naming the field that is off."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin is typing.Union or origin is types.UnionType:
+        return _union_from_json(args, data)
+    if origin is Literal:
+        if data not in args:
+            raise ValueError(f"{data!r} is not one of {args}")
+        return data
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"expected a list, got {data!r}")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(from_json(args[0], item) for item in data)
+        if len(args) != len(data):
+            raise ValueError(f"expected {len(args)} items, got {len(data)}")
+        return tuple(from_json(arg, item) for arg, item in zip(args, data, strict=True))
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _record_from_json(kind, data)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(data)
+    if kind is float and isinstance(data, (int, float, str)) and not isinstance(data, bool):
+        if isinstance(data, str) and data not in ("nan", "inf", "-inf"):
+            raise ValueError(f"expected a number, got {data!r}")
+        return float(data)
+    if kind is type(None) and data is None:
+        return None
+    if isinstance(kind, type) and type(data) is kind:
+        return data
+    raise ValueError(f"expected {kind}, got {data!r}")
+
+
+def _union_from_json(args: tuple[Any, ...], data: Any) -> Any:
+    # Exact types first, so that True stays a bool and 1 an int in `int | float | bool`.
+    for arg in args:
+        if isinstance(arg, type) and type(data) is arg:
+            return data
+    for arg in args:
+        try:
+            return from_json(arg, data)
+        except ValueError:
+            continue
+    raise ValueError(f"{data!r} fits none of {args}")
+
+
+def _record_from_json(kind: type, data: Any) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = set(data) - set(fields)
+    if unknown:
+        raise ValueError(f"{kind.__name__}: unknown field(s) {sorted(unknown)}")
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        try:
+            values[name] = from_json(hints[name], value)
+        except ValueError as error:
+            raise ValueError(f"{kind.__name__}.{name}: {error}") from None
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None
