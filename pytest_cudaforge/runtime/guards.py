@@ -1,0 +1,105 @@
+"""May this entry's kernel be used for this call? What was verified decides; what was not goes to the reference."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.runtime.circumstances import same
+from pytest_cudaforge.runtime.manifest import Entry
+from pytest_cudaforge.runtime.signature import Leaf
+
+__all__ = ["named_paths", "parameter_names", "refusal", "was_drawn"]
+
+Inputs = Sequence[tuple[str, Leaf]]
+
+
+def parameter_names(reference: Callable[..., Any], *, method: bool) -> tuple[str, ...]:
+    """Names of the reference's positional parameters, ``self`` left out; empty where Python cannot tell."""
+    try:
+        parameters = list(inspect.signature(reference).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)[1 if method else 0 :]
+
+
+def named_paths(inputs: Inputs, names: Sequence[str]) -> dict[str, Leaf]:
+    """Leaves by path with positions replaced by parameter names: ``f(x, m)`` and ``f(x, mask=m)`` are one call."""
+    return {_named(path, names): leaf for path, leaf in inputs}
+
+
+def _named(path: str, names: Sequence[str]) -> str:
+    head, dot, rest = path.partition(".")
+    if head == "kw":
+        return rest
+    if head.isdigit() and int(head) < len(names):
+        return names[int(head)] + dot + rest
+    return path
+
+
+def refusal(entry: Entry, inputs: Inputs, names: Sequence[str], training: bool | None) -> str:
+    """Why the entry's kernel stays out of this call; "" where it may be used.
+
+    ``training`` is the module's flag, None for a function. Alignment is looked at per call, not here.
+    """
+    if training is not None and training != (entry.mode == "train"):
+        return f"verified in {entry.mode} mode, the module is in {'train' if training else 'eval'} mode"
+    call = named_paths(inputs, names)
+    reasons = []
+    for workload in entry.workloads:
+        reason = _difference(entry, named_paths(workload.inputs, names), call)
+        if not reason:
+            return ""
+        reasons.append(reason)
+    return reasons[0] if reasons else "no workload was verified"
+
+
+def was_drawn(entry: Entry, inputs: Inputs, names: Sequence[str]) -> bool:
+    """Whether exactly these shapes, dtypes, strides and values belong to a verified workload."""
+    call = named_paths(inputs, names)
+    return any(_equal(named_paths(workload.inputs, names), call) for workload in entry.workloads)
+
+
+def _equal(drawn: Mapping[str, Leaf], call: Mapping[str, Leaf]) -> bool:
+    return drawn.keys() == call.keys() and all(_same_leaf(drawn[path], call[path]) for path in drawn)
+
+
+def _same_leaf(drawn: Leaf, leaf: Leaf) -> bool:
+    return drawn == leaf if isinstance(drawn, TensorSpec) else same(leaf, drawn)
+
+
+def _difference(entry: Entry, drawn: Mapping[str, Leaf], call: Mapping[str, Leaf]) -> str:
+    if drawn.keys() != call.keys():
+        return f"called with {_listed(call)}, verified with {_listed(drawn)}"
+    for path, was in drawn.items():
+        reason = _leaf_difference(entry, path, was, call[path])
+        if reason:
+            return reason
+    return ""
+
+
+def _listed(paths: Mapping[str, Leaf]) -> str:
+    return f"({', '.join(paths)})"
+
+
+def _leaf_difference(entry: Entry, path: str, was: Leaf, now: Leaf) -> str:
+    if not isinstance(was, TensorSpec) or not isinstance(now, TensorSpec):
+        if isinstance(was, TensorSpec) or isinstance(now, TensorSpec) or not same(now, was):
+            return f"{path} is {_shown(now)}, verified with {_shown(was)}"
+        return ""
+    if was.dtype != now.dtype:
+        return f"{path} is {now.dtype}, verified with {was.dtype}"
+    if len(was.shape) != len(now.shape):
+        return f"{path} has {len(now.shape)} dimensions, verified with {len(was.shape)}"
+    if entry.guard.drawn_shapes_only and was.shape != now.shape:
+        return f"{path} has shape {now.shape}, verified for {was.shape} only"
+    if entry.guard.contiguous_only and not now.contiguous and was != now:
+        return f"{path} is not contiguous"
+    return ""
+
+
+def _shown(leaf: Leaf) -> str:
+    return f"a {leaf.dtype} tensor" if isinstance(leaf, TensorSpec) else repr(leaf)[:40]

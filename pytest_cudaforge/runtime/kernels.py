@@ -1,0 +1,123 @@
+"""One manifest entry in production: verified sources in, programs for a signature out.
+
+Tracing and compiling happen once per signature and process; compiled binaries are kept on disk as well, so that a
+later process only loads them. A build cache is native code that this process will run: it lives in a directory that
+only its owner can write.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_cudaforge import languages
+from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.languages.binary import Binary, Unit, units_of
+from pytest_cudaforge.languages.cache import BuildCache, build_key
+from pytest_cudaforge.plan import TracedPlan
+from pytest_cudaforge.runtime.calls import LoadedPlan, written_buffers
+from pytest_cudaforge.runtime.manifest import Entry
+from pytest_cudaforge.runtime.replay import load_program
+from pytest_cudaforge.runtime.signature import Signature
+from pytest_cudaforge.runtime.trace import trace
+
+__all__ = ["CACHE_VARIABLE", "Kernel", "LoadedKernel", "cache_directory"]
+
+#: Environment variable that moves the cache of compiled kernels.
+CACHE_VARIABLE = "CUDAFORGE_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A traced, compiled and loaded kernel for one signature."""
+
+    main: LoadedPlan
+    prepare: LoadedPlan | None
+
+
+def cache_directory() -> Path | None:
+    """Where binaries are kept: $CUDAFORGE_CACHE_DIR, else below $XDG_CACHE_HOME or ~/.cache; None where unusable.
+
+    Made with mode 0700. A directory that belongs to, or can be written by, somebody else is not used.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        directory = Path(named)
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+        directory = (Path(base) if base else Path.home() / ".cache") / "cudaforge" / "production"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = directory.stat()
+    except OSError:
+        return None
+    owned = facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return directory if owned and os.access(directory, os.W_OK) else None
+
+
+class Kernel:
+    """The kernel of one entry, whose sources were checked against the manifest's digests by the caller."""
+
+    def __init__(self, entry: Entry, directory: Path, sources: dict[str, str]) -> None:
+        self.entry = entry
+        self.directory = directory
+        self._sources = sources
+        self._loaded: dict[tuple[str, str], LoadedKernel] = {}
+        self._lock = threading.Lock()
+
+    def load(self, signature: Signature, device: str) -> LoadedKernel:
+        """Programs for this signature on "cpu" or "cuda:N".
+
+        Raises CandidateError (Unsupported, PlanError, BuildFailure, LaunchFailure), ToolchainError, DeviceError.
+        """
+        key = (signature.key(), device)
+        with self._lock:
+            found = self._loaded.get(key)
+            if found is None:
+                try:
+                    found = self._loaded[key] = self._load(signature, device)
+                except OSError as error:  # no room or no right for the compiler's files
+                    raise ToolchainError(
+                        f"the kernel could not be built or loaded: {error}",
+                        expected="a temporary directory that can be written and executed from",
+                        remedy="free some space, or set TMPDIR",
+                    ) from error
+        return found
+
+    def begin_anew(self) -> None:
+        """As after a fork: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def _load(self, signature: Signature, device: str) -> LoadedKernel:
+        traced = self._trace(signature)
+        arch = self.entry.arch
+        binaries = [self._build(unit, arch) for unit in units_of(traced)]
+        languages.check_arguments(traced, binaries)
+        main = load_program(traced.main, binaries, device)
+        prepare = None
+        if traced.prepare is not None:
+            program = load_program(traced.prepare, binaries, device)
+            prepare = LoadedPlan(traced.prepare, program, frozenset())
+        return LoadedKernel(LoadedPlan(traced.main, main, written_buffers(traced.main, binaries)), prepare)
+
+    def _trace(self, signature: Signature) -> TracedPlan:
+        return trace(self._sources["plan.py"], signature)
+
+    def _build(self, unit: Unit, arch: str) -> Binary:
+        language = languages.load(self.entry.language)
+        source = self._sources[language.source_name]
+        directory = cache_directory()
+        if directory is None:
+            return language.compile(source, unit, arch)
+        cache, key = BuildCache(directory), build_key(source, unit, language.fingerprint(arch), arch)
+        found = cache.get(key)
+        if isinstance(found, Binary):
+            return found
+        if isinstance(found, BuildFailure):
+            raise found
+        binary = language.compile(source, unit, arch)
+        cache.put(key, binary)
+        return binary
