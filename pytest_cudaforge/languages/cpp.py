@@ -1,0 +1,296 @@
+"""``cpp``: C++17 on the CPU through g++ with OpenMP, no torch headers; loaded with ctypes by the replay engine.
+
+For each kernel expression the compile adds an ``extern "C"`` entry ``__forge_launch_<i>(void** args)`` that unpacks
+typed arguments, so that templates and overloads need no mangled names, and a describer that spells the parameter types.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
+from pytest_cudaforge.languages.logs import reduce_log
+from pytest_cudaforge.languages.renaming import clashing
+from pytest_cudaforge.languages.symbols import DESCRIBER, describer_expression, describers_in, parameter_types
+from pytest_cudaforge.plan import Constants
+from pytest_cudaforge.records import KernelResources
+
+#: ``-fno-gnu-unique``: a template's static variables must not survive in the process when the binary is loaded afresh.
+#: ``-Bsymbolic-functions``: an ``extern "C"`` kernel called ``step`` or ``index`` is itself, not libc's function.
+#: ``--no-undefined``: a missing function is an error of the build, not of the first call.
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+    "-fno-gnu-unique",
+    "-fdiagnostics-color=never",
+    "-fmax-errors=20",
+    "-Wl,-Bsymbolic-functions",
+    "-Wl,--no-undefined",
+    "-Wl,-z,now",
+)
+SOURCE_NAME = "kernel.cpp"
+MAX_SOURCE_CHARS = 4 * 1024 * 1024
+_UNIT_NAME = "forge_unit.cpp"
+_END_NAME = "end of kernel.cpp"
+_CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+_TOOL_LINE = re.compile(r"(/\S*/)?(ld|g\+\+|as|collect2|cc1plus)(\.\w+)?: ")
+_BROKEN_TOOL = re.compile(r"cannot find -lgomp|cannot execute .*|No space left on device|error trying to exec .*")
+_SYSTEM_DIRS = ("/usr/include/", "/usr/lib/", "/usr/local/include/")
+
+_LAUNCHER = """\
+#include <utility>
+template <int __forge_i, class __forge_f> __attribute__((used)) char __forge_type = 0;
+template <class __forge_t> struct __forge_value { using __forge_v = __forge_t; };
+template <class __forge_t> struct __forge_value<__forge_t&> { using __forge_v = __forge_t; };
+template <class __forge_t> struct __forge_value<__forge_t&&> { using __forge_v = __forge_t; };
+template <class __forge_f, class... __forge_a, unsigned long... __forge_i>
+static inline void __forge_call(__forge_f __forge_k, void (*)(__forge_a...), void** __forge_p,
+                                std::integer_sequence<unsigned long, __forge_i...>) {
+  __forge_k((*static_cast<typename __forge_value<__forge_a>::__forge_v*>(__forge_p[__forge_i]))...);
+}
+template <class... __forge_a> static inline auto __forge_pick(void (*__forge_k)(__forge_a...)) { return __forge_k; }
+template <class __forge_f, class... __forge_a>
+static inline void __forge_call(__forge_f __forge_k, void (*__forge_t)(__forge_a...), void** __forge_p) {
+  __forge_call<__forge_f>(__forge_k, __forge_t, __forge_p,
+                          std::make_integer_sequence<unsigned long, sizeof...(__forge_a)>());
+}
+"""
+
+
+class CppLanguage:
+    """g++ on this machine; ``arch`` is always "cpu"."""
+
+    name = "cpp"
+    source_name = SOURCE_NAME
+    file_names = (SOURCE_NAME, "plan.py")
+
+    def availability(self) -> str:
+        """ "" where g++ is here, else the reason with its remedy."""
+        try:
+            _compiler_version()
+        except ToolchainError as error:
+            return str(error)
+        return ""
+
+    def fingerprint(self, arch: str) -> str:
+        """Digest of g++'s version, the flags and what ``-march=native`` means on this CPU. Raises ToolchainError."""
+        parts = ["cpp", arch, _compiler_version(), _native_target(), *FLAGS, DESCRIBER, _LAUNCHER]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def compile(self, source: str, unit: Unit, arch: str, *, lineinfo: bool = False) -> Binary:
+        """Compile ``source`` into a shared object. Raises BuildFailure with the reduced log, or ToolchainError."""
+        if arch != "cpu":
+            raise BuildFailure(f"the cpp language compiles for this CPU, not for {arch}", expected='arch "cpu"')
+        check_unit(source, unit)
+        flags = (*FLAGS, *(("-g1",) if lineinfo else ()), *macro_flags(unit.constants))
+        command = [_compiler(), *flags, _UNIT_NAME, "-o", "unit.so"]
+        try:
+            code, log = _compile_picking(command, source, unit)
+        except OSError as error:
+            raise ToolchainError(
+                f"g++ cannot be run: {error}", expected="a temporary directory with room, and leave to start g++"
+            ) from error
+        return Binary(self.name, arch, unit.constants, code, _kernels(code, unit), log)
+
+
+def check_unit(source: str, unit: Unit) -> None:
+    """Raises BuildFailure where the text, a constant or a kernel expression cannot be given to a compiler."""
+    if "\0" in source or len(source) > MAX_SOURCE_CHARS or not _is_text(source):
+        raise BuildFailure(
+            "the source is no C++ text",
+            expected=f"valid Unicode without zero bytes, under {MAX_SOURCE_CHARS} characters",
+        )
+    for name, value in unit.constants:
+        if not _CONSTANT_NAME.fullmatch(name):
+            raise BuildFailure(f"constant {name!r} has a name that is no macro", expected="[A-Z_][A-Z0-9_]*")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BuildFailure(f"constant {name} is {value}", expected="a finite number")
+    for expression in unit.kernels:
+        if not expression.strip() or not expression.isprintable() or any(char in expression for char in '";#\\'):
+            raise BuildFailure(
+                f"kernel {expression!r} is no C++ expression that names a function",
+                expected='a name such as "rms_norm" or "norm<float, 4>"',
+            )
+
+
+def _is_text(source: str) -> bool:
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def macro_flags(constants: Constants) -> tuple[str, ...]:
+    """``-D`` options."""
+    return tuple(f"-D{name}={macro_value(value)}" for name, value in constants)
+
+
+def macro_value(value: int | float) -> str:
+    """A C++ literal; negative numbers in brackets, because a macro's text meets any operator before it."""
+    text = str(int(value)) if isinstance(value, bool) else repr(value)
+    return f"({text})" if text.startswith("-") else text
+
+
+def _with_newline(source: str) -> str:
+    return source if source.endswith("\n") else source + "\n"
+
+
+def _unit_text(unit: Unit, picked: Sequence[str]) -> str:
+    """The translation unit: the candidate's file between the describer and one launcher per kernel.
+
+    The ``#line`` of each launcher puts the kernel's expression where g++ would print a file name.
+    """
+    # The launcher's own templates precede the candidate's file, whose macros could otherwise change their meaning.
+    text = [
+        DESCRIBER,
+        _LAUNCHER,
+        f'#include "{SOURCE_NAME}"\n#line 1 "{_END_NAME}"\nnamespace forge_end_of_file {{}}\n',
+    ]
+    for index, expression in enumerate(unit.kernels):
+        line = _line_name(expression)
+        if expression in picked:
+            expression = f"__forge_pick({expression})"
+        describer = describer_expression(index, expression)
+        text.append(f'#line 1 "{line}"\ntemplate char {describer};\n')
+        text.append(
+            f'#line 1 "{line}"\n'
+            f'extern "C" __attribute__((visibility("default"))) void __forge_launch_{index}(void** __forge_p) '
+            f"{{ __forge_call<decltype({expression})>({expression}, "
+            f"static_cast<__forge_bare<decltype({expression})>::__forge_args*>(nullptr), __forge_p); }}\n"
+        )
+    return "".join(text)
+
+
+def _line_name(expression: str) -> str:
+    return f"kernel {expression}"
+
+
+def _compile_picking(command: list[str], source: str, unit: Unit) -> tuple[bytes, str]:
+    """:func:`_compile`, once more where a kernel shares its name with a library function (``round``, ``gamma``)."""
+    try:
+        return _compile(command, source, unit, ())
+    except BuildFailure as failure:
+        picked = [name for name in unit.kernels if clashing(failure.log, [name]).names]
+        if not picked:
+            raise
+        try:
+            return _compile(command, source, unit, picked)
+        except BuildFailure:
+            raise failure from None
+
+
+def _compile(command: list[str], source: str, unit: Unit, picked: Sequence[str]) -> tuple[bytes, str]:
+    """(shared object, log). Raises BuildFailure, ToolchainError or OSError."""
+    with tempfile.TemporaryDirectory(prefix="forge-cpp-") as name:
+        directory = Path(name)
+        (directory / SOURCE_NAME).write_text(_with_newline(source), encoding="utf-8")
+        (directory / _UNIT_NAME).write_text(_unit_text(unit, picked), encoding="utf-8")
+        log = _run_compiler(command, directory, unit)
+        return (directory / "unit.so").read_bytes(), log
+
+
+def _run_compiler(command: list[str], directory: Path, unit: Unit) -> str:
+    """The reduced log of a successful compile (its warnings). Raises BuildFailure or ToolchainError."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(directory), "LC_ALL": "C"}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    full = done.stderr.decode("utf-8", "replace")
+    own = {SOURCE_NAME, _END_NAME, *(_line_name(expression) for expression in unit.kernels)}
+    log = _tidied(reduce_log(full, own, _SYSTEM_DIRS), full, unit)
+    if done.returncode == 0:
+        return log
+    _check_toolchain(full)
+    raise BuildFailure(_headline(log), log=log)
+
+
+def _tidied(log: str, full: str, unit: Unit) -> str:
+    """``log`` with one error per kernel expression (the launcher's template noise goes) and the linker's complaints."""
+    kept: list[str] = []
+    complained: set[str] = set()
+    for line in log.splitlines():
+        names = [name for name in map(_line_name, unit.kernels) if line.startswith(f"{name}:")]
+        if names and (names[0] in complained or "error: " not in line):
+            continue
+        if names:
+            complained.add(names[0])
+            reason = "not a function" if "__forge_bare" in line else line.partition("error: ")[2]
+            line = f"{names[0]}: error: {reason}"
+        kept.append(line)
+    missing = dict.fromkeys(re.findall(r"undefined reference to [`'].{1,200}?'", full))
+    return "\n".join([*kept, *(f"{SOURCE_NAME}: error: {text}" for text in missing)])
+
+
+def _headline(log: str) -> str:
+    for line in log.splitlines():
+        if "error: " in line:
+            return f"g++ refused the source: {line}"
+    return "g++ refused the source"
+
+
+def _check_toolchain(log: str) -> None:
+    """Raises ToolchainError where the compiler is incomplete: no candidate could do better.
+
+    Only the tools' own lines count: a candidate's ``#error`` must not pass for a broken machine.
+    """
+    for line in log.splitlines():
+        if _TOOL_LINE.match(line) and (match := _BROKEN_TOOL.search(line)):
+            raise ToolchainError(
+                f"g++ cannot work here: {match.group(0)}",
+                expected="a complete g++ with OpenMP and room for its temporary files",
+                remedy="`apt-get install g++ libgomp1`, or free some disk space",
+            )
+
+
+def _kernels(code: bytes, unit: Unit) -> tuple[KernelInfo, ...]:
+    symbols = describers_in(code)
+    kernels = []
+    for index, expression in enumerate(unit.kernels):
+        if index not in symbols:
+            raise BuildFailure(f'the parameter types of kernel "{expression}" are not in the binary')
+        params = parameter_types(symbols[index], expression)
+        kernels.append(KernelInfo(expression, f"__forge_launch_{index}", params, KernelResources(expression)))
+    return tuple(kernels)
+
+
+def _compiler() -> str:
+    path = shutil.which("g++")
+    if path is None:
+        raise ToolchainError(
+            "g++ is not on PATH", expected="GNU C++ 9 or newer", remedy="install it, e.g. `apt-get install g++`"
+        )
+    return path
+
+
+def _query(*arguments: str) -> str:
+    done = subprocess.run(
+        [_compiler(), *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        raise ToolchainError(f"g++ {' '.join(arguments)} failed: {done.stderr.strip()[:500]}", expected="a working g++")
+    return done.stdout
+
+
+@functools.lru_cache(maxsize=1)
+def _compiler_version() -> str:
+    return _query("--version").splitlines()[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _native_target() -> str:
+    return _query("-march=native", "-Q", "--help=target")
