@@ -1,0 +1,1 @@
+"""(see the design card in CONTRIBUTING)."""

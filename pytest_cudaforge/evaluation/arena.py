@@ -1,0 +1,252 @@
+"""Memory shared between oracle and worker: sealed memfds on the host, VMM allocations on a CUDA device.
+
+The oracle creates an arena and hands its descriptor to the supervisor, which passes it on; the worker attaches it.
+A read-only host arena is sealed (F_SEAL_FUTURE_WRITE), so that native candidate code cannot map it writable
+whatever it does; a read-only device mapping is refused by the GPU's page tables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pytest_cudaforge.errors import DeviceError, UsageError
+
+__all__ = ["ArenaLayout", "DeviceArena", "HostArena", "Region", "checked", "driver_of", "lay_out"]
+
+#: fcntl's numbers; the fcntl module has them only from Python 3.13 on.
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
+
+
+@dataclass(frozen=True)
+class Region:
+    """One buffer's place: its first byte and its size, both in bytes from the start of the arena."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ArenaLayout:
+    """Where regions and the red zones between them lie. ``redzones`` are (offset, nbytes), in order."""
+
+    nbytes: int
+    regions: tuple[Region, ...]
+    redzones: tuple[tuple[int, int], ...]
+
+    def offset(self, name: str) -> int:
+        """Byte offset of region ``name``. Raises KeyError."""
+        for region in self.regions:
+            if region.name == name:
+                return region.offset
+        raise KeyError(name)
+
+
+def lay_out(
+    sizes: Iterable[tuple[str, int]], *, redzone_bytes: int = 256, align_bytes: int = 256, skew_bytes: int = 0
+) -> ArenaLayout:
+    """Place (name, bytes) pairs one after another with a red zone before, between and after them.
+
+    Each region starts ``skew_bytes`` past a multiple of ``align_bytes`` (for misaligned probes). A red zone begins at
+    the byte after its region, padding included, so that the first byte written out of bounds is seen.
+    """
+    regions: list[Region] = []
+    redzones: list[tuple[int, int]] = []
+    end = 0
+    for name, nbytes in sizes:
+        start = -(-(end + redzone_bytes) // align_bytes) * align_bytes + skew_bytes
+        if start > end:
+            redzones.append((end, start - end))
+        regions.append(Region(name, start, nbytes))
+        end = start + nbytes
+    total = max(-(-(end + redzone_bytes) // align_bytes) * align_bytes, align_bytes)
+    if total > end:
+        redzones.append((end, total - end))
+    return ArenaLayout(total, tuple(regions), tuple(redzones))
+
+
+class HostArena:
+    """A sealed memfd mapped into this process from ``address`` on; ``fd`` stays open until close."""
+
+    def __init__(self, fd: int, nbytes: int, readonly: bool) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.readonly = readonly
+        prot = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
+        self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, prot)
+        self.address = _address_of(self._map, nbytes, prot)
+
+    @classmethod
+    def create(cls, nbytes: int) -> HostArena:
+        """``nbytes`` zeroed bytes whose size can never change. Raises UsageError for a size below 1."""
+        if nbytes < 1:
+            raise UsageError(f"an arena of {nbytes} bytes", expected="at least 1 byte")
+        fd = os.memfd_create("cudaforge-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
+            return cls(fd, nbytes, readonly=False)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int, readonly: bool) -> HostArena:
+        """Map an arena made elsewhere; takes ownership of ``fd``. Raises UsageError where it is not such an arena."""
+        seals = fcntl.fcntl(fd, _F_GET_SEALS)
+        if os.fstat(fd).st_size < nbytes or not seals & _SEAL_SHRINK:
+            raise UsageError(
+                f"descriptor {fd} is no sealed arena of {nbytes} bytes", expected="one made by HostArena.create"
+            )
+        return cls(fd, nbytes, readonly)
+
+    def seal_readonly(self) -> None:
+        """From now on nobody can map or write it, through any descriptor; this object's own mapping stays writable."""
+        fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEAL_FUTURE_WRITE | _SEAL_SEAL)
+
+    def memory(self) -> memoryview:
+        """Its bytes; writable unless attached read-only. Release it before :meth:`close`."""
+        return memoryview(self._map)
+
+    def close(self) -> None:
+        """Unmap and close the descriptor; a second call does nothing."""
+        if self.fd >= 0:
+            self._map.close()
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> HostArena:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _address_of(mapping: mmap.mmap, nbytes: int, prot: int) -> int:
+    # ctypes' from_buffer needs a writable buffer and would pin it; Python's C API gives the address of any buffer.
+    class PyBuffer(ctypes.Structure):
+        _fields_ = [("buf", ctypes.c_void_p), ("rest", ctypes.c_byte * 128)]
+
+    buffer = PyBuffer()
+    get, release = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+    get(ctypes.py_object(mapping), ctypes.byref(buffer), 0)
+    address = int(buffer.buf or 0)
+    release(ctypes.byref(buffer))
+    return address
+
+
+class DeviceArena:
+    """Memory of a CUDA device shared through a POSIX file descriptor (CUDA's virtual memory management).
+
+    ``nbytes`` is rounded up to the device's granularity (2 MiB as a rule). The primary context of the device is made
+    current if none is.
+    """
+
+    def __init__(self, fd: int, nbytes: int, device: int, readonly: bool, handle: Any) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.device = device
+        self.readonly = readonly
+        self._handle = handle
+        self.address = _map_device(handle, nbytes, device, readonly)
+
+    @classmethod
+    def create(cls, nbytes: int, device: int = 0) -> DeviceArena:
+        """At least ``nbytes`` bytes, undefined contents. Raises DeviceError (out of memory included)."""
+        driver = driver_of(device)
+        prop = _allocation_properties(driver, device)
+        flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        step = int(checked(driver.cuMemGetAllocationGranularity(prop, flag), "granularity"))
+        size = max(-(-nbytes // step) * step, step)
+        handle = checked(driver.cuMemCreate(size, prop, 0), f"allocating {size} bytes")
+        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        fd = int(checked(driver.cuMemExportToShareableHandle(handle, kind, 0), "exporting a descriptor"))
+        os.set_inheritable(fd, False)
+        return cls(fd, size, device, False, handle)
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int, device: int = 0, readonly: bool = False) -> DeviceArena:
+        """Map an exported arena; ``nbytes`` as the creator's ``.nbytes``. Takes ownership of ``fd``."""
+        driver = driver_of(device)
+        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = checked(driver.cuMemImportFromShareableHandle(fd, kind), "importing a descriptor")
+        return cls(fd, nbytes, device, readonly, handle)
+
+    def close(self) -> None:
+        """Unmap, release and close the descriptor; a second call does nothing. No kernel may still use it."""
+        if self.fd < 0:
+            return
+        driver = driver_of(self.device)
+        checked(driver.cuMemUnmap(self.address, self.nbytes), "unmapping")
+        checked(driver.cuMemAddressFree(self.address, self.nbytes), "freeing addresses")
+        checked(driver.cuMemRelease(self._handle), "releasing memory")
+        os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> DeviceArena:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def driver_of(device: int) -> Any:
+    """cuda.bindings' driver module with a context current in this thread. Raises DeviceError."""
+    try:
+        from cuda.bindings import driver
+
+        checked(driver.cuInit(0), "starting the CUDA driver")
+    except ImportError as error:
+        raise DeviceError("cuda.bindings cannot be imported", remedy='pip install "pytest-cudaforge[cuda]"') from error
+    except RuntimeError as error:
+        # cuda.bindings finds no driver library.
+        raise DeviceError(
+            f"no CUDA driver: {error}", expected="an NVIDIA driver on this machine", remedy="run `cudaforge doctor`"
+        ) from error
+    if not int(checked(driver.cuCtxGetCurrent(), "current context")):
+        handle = checked(driver.cuDeviceGet(device), f"device {device}")
+        context = checked(driver.cuDevicePrimaryCtxRetain(handle), "primary context")
+        checked(driver.cuCtxSetCurrent(context), "setting the context")
+    return driver
+
+
+def _allocation_properties(driver: Any, device: int) -> Any:
+    prop = driver.CUmemAllocationProp()
+    prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    prop.location.id = device
+    return prop
+
+
+def _map_device(handle: Any, nbytes: int, device: int, readonly: bool) -> int:
+    driver = driver_of(device)
+    address = int(checked(driver.cuMemAddressReserve(nbytes, 0, 0, 0), "reserving addresses"))
+    checked(driver.cuMemMap(address, nbytes, 0, handle, 0), "mapping")
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    flags = driver.CUmemAccess_flags
+    access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READ if readonly else flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    checked(driver.cuMemSetAccess(address, nbytes, [access], 1), "setting access")
+    return address
+
+
+def checked(result: tuple[Any, ...], doing: str) -> Any:
+    """cuda.bindings returns (error, value...); the value, or DeviceError with the error's name."""
+    status, *values = result
+    if int(status) != 0:
+        raise DeviceError(f"CUDA: {status.name} while {doing}")
+    return values[0] if values else None

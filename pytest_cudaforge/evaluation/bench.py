@@ -1,0 +1,498 @@
+"""One arena on which a candidate works, filled and judged by the oracle. In the oracle's process only.
+
+The arena holds *frames*: complete copies of a call's inputs and outputs, and one copy of state and scratch. Between
+all regions lie red zones. The candidate's worker sees the arena and nothing else; the oracle keeps private copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.errors import DeviceError, TargetError
+from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
+from pytest_cudaforge.evaluation.correctness import Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
+from pytest_cudaforge.evaluation.redraw import redraw
+from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.evaluation.variants import apply_variant
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import Mismatch
+from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, module_tensors, unflatten_call
+
+__all__ = ["Bench", "Case", "arena_bytes"]
+
+#: NaN in every float format; and a finite, large, odd value.
+POISON = (0xFF, 0x5B)
+
+
+#: Pieces of the leading dimension where the oracle has to be run in slabs.
+SLABS = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one trial's values come about. ``weights_seed`` None: weights as constructed."""
+
+    seed: int
+    family: str
+    weights_seed: int | None
+
+
+@dataclass
+class _Frame:
+    case: Case | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)
+    tree: Any = None
+    held: dict[str, Tensor] = field(default_factory=dict)
+    held_at: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _Expected:
+    """Reference and oracle of one case: output leaves, mutated inputs and state by path."""
+
+    case: Case
+    reference: dict[str, Any]
+    oracle: dict[str, Any]
+    mutated: dict[str, tuple[Tensor, Tensor]]
+    aliases: dict[str, str]
+    partial: bool
+    reduction: int
+
+
+def arena_bytes(arena: HostArena | DeviceArena, device: torch.device) -> Tensor:
+    """The arena as one uint8 tensor on its device, without a copy."""
+    if isinstance(arena, HostArena):
+        # From the address, not from the mapping: a tensor must not keep the descriptor open.
+        return torch.frombuffer((ctypes.c_ubyte * arena.nbytes).from_address(arena.address), dtype=torch.uint8)
+
+    exported = _Exported(arena.address, arena.nbytes)
+    return torch.as_tensor(exported, device=device)
+
+
+class _Exported:
+    """Device memory as torch.as_tensor takes it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def region_view(bytes_: Tensor, offset: int, spec: TensorSpec) -> Tensor:
+    """A tensor of ``spec`` whose first element lies at byte ``offset`` (which may be misaligned: then a copy)."""
+    dtype = getattr(torch, spec.dtype)
+    part = bytes_[offset : offset + spec.extent_bytes]
+    flat = part.view(dtype) if offset % spec.itemsize_bytes == 0 else part.clone().view(dtype)
+    return flat.as_strided(spec.shape, spec.strides)
+
+
+class Bench:
+    """Raises TargetError where the target's own code fails, DeviceError where memory does not suffice."""
+
+    def __init__(self, subject: Subject, workload: str, variant: str, layout: Mapping[str, Any]) -> None:
+        self.subject, self.workload, self.variant = subject, workload, variant
+        self.device = subject.device
+        self.regions = {name: (offset, nbytes) for name, offset, nbytes in layout["regions"]}
+        self.redzones = [tuple(zone) for zone in layout["redzones"]]
+        self.specs = {name: TensorSpec(tuple(s[0]), s[1], tuple(s[2])) for name, s in layout["specs"].items()}
+        self.arena: HostArena | DeviceArena
+        if self.device.type == "cpu":
+            self.arena = HostArena.create(layout["nbytes"])
+        else:
+            if layout["nbytes"] > 1 << 28:
+                torch.cuda.empty_cache()  # torch keeps freed memory for itself; the arena comes from the driver
+            self.arena = DeviceArena.create(layout["nbytes"], self.device.index or 0)
+        self.bytes = arena_bytes(self.arena, self.device)
+        self.frames: dict[int, _Frame] = {i: _Frame() for i in range(layout["frames"])}
+        self.poison = POISON[0]
+        self._expected: _Expected | None = None
+
+    def close(self) -> None:
+        """Give the arena back; tensors over it must not be used afterwards."""
+        for frame in self.frames.values():
+            frame.inputs.clear()
+        self.frames.clear()
+        self._expected = None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.bytes = torch.empty(0)
+        self.arena.close()
+
+    # -- filling
+
+    def fill(self, frame: int, case: Case, poison: int) -> None:
+        """Draw the case's values into the frame, poison outputs, scratch and red zones, and set the weights."""
+        target = self.frames[frame]
+        if target.case != case:
+            same = next((f for f in self.frames.values() if f.case == case), None)
+            if same is None:
+                # Gigabytes of the case before must be gone before new ones are drawn.
+                target.inputs, self._expected = {}, None
+            target.inputs, target.tree = (same.inputs, same.tree) if same else self._draw(case)
+        target.case = case
+        self._write_poison(frame, poison)
+        for path, value in target.inputs.items():
+            self._write(f"f{frame}/input/{path}", value)
+        target.held = {}
+        self.set_weights(case.weights_seed)
+        self._synchronise()
+
+    def touch(self, frame: int, seed: int) -> None:
+        """Change one element of each floating input, and nothing else: outputs keep what the last call left."""
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before it is touched"
+        generator = torch.Generator().manual_seed(seed)
+        self._expected, target.held = None, {}
+        target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
+        target.case = Case(seed, "touched", target.case.weights_seed)
+        for path, value in target.inputs.items():
+            self._write(f"f{frame}/input/{path}", value)
+        self._synchronise()
+
+    def renew(self, frame: int, seed: int) -> None:
+        """Other values in every input; outputs keep what the last call left, so that nothing shows but the inputs."""
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before it is renewed"
+        case = Case(seed, "drawn", target.case.weights_seed)
+        self._expected, target.held, target.inputs = None, {}, {}
+        target.inputs, target.tree = self._draw(case)
+        target.case = case
+        for path, value in target.inputs.items():
+            self._write(f"f{frame}/input/{path}", value)
+        self._synchronise()
+
+    def set_weights(self, seed: int | None) -> None:
+        """Put the module's weights (as constructed, or drawn from ``seed``) into the module and the state regions."""
+        self.subject.set_weights(seed)
+        for path, tensor in self.subject.state().items():
+            self._write(f"state/{path}", tensor)
+
+    def _draw(self, case: Case) -> tuple[dict[str, Any], Any]:
+        args, kwargs = self.subject.draw(self.workload, case.seed)
+        args, kwargs = apply_variant(self.variant, args, kwargs)
+        leaves, tree = flatten_call(args, kwargs)
+        if case.family != "drawn":
+            generator = torch.Generator(device=self.device).manual_seed(case.seed ^ 0x5EED)
+            structures = self.subject.structures(self.workload)
+            for path, leaf in leaves.items():
+                if isinstance(leaf, Tensor) and structures.get(path, "drawn") != "drawn":
+                    leaves[path] = redraw(case.family, leaf, structures[path], generator)
+        return leaves, tree
+
+    def _write(self, region: str, value: Any) -> None:
+        if region in self.regions and isinstance(value, Tensor):
+            offset, _ = self.regions[region]
+            spec = self.specs[region]
+            if offset % spec.itemsize_bytes == 0:
+                region_view(self.bytes, offset, spec).copy_(value)
+            else:
+                staged = self.bytes[offset : offset + spec.extent_bytes].clone()
+                staged.view(getattr(torch, spec.dtype)).as_strided(spec.shape, spec.strides).copy_(value)
+                self.bytes[offset : offset + spec.extent_bytes] = staged
+
+    def _write_poison(self, frame: int, poison: int) -> None:
+        self.poison = POISON[poison % len(POISON)]
+        keep = (f"f{frame}/", "scratch/")
+        for name, (offset, nbytes) in self.regions.items():
+            if name.startswith(keep):
+                self.bytes[offset : offset + nbytes] = self.poison
+        for offset, nbytes in self.redzones:
+            self.bytes[offset : offset + nbytes] = self.poison
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # -- judging
+
+    def check(self, frame: int, outputs: Mapping[str, Any], *, zones: bool = True) -> dict[str, Any]:
+        """Judge what the worker left in ``frame``. ``outputs``: path -> [region, spec, byte offset] or a plain value.
+
+        Outputs are copied before anything is compared, so that nothing can change under the comparison.
+        """
+        private = {path: self._take(leaf) for path, leaf in outputs.items() if isinstance(leaf, list)}
+        found = list(self._zones_changed()) if zones else []
+        found += self._held_changed(frame)
+        expected = self._expectation(frame)
+        found += self._inputs_changed(frame, expected)
+        judgements = []
+        for path, value in expected.reference.items():
+            judgement = self._judge_leaf(path, outputs, private, value, expected)
+            judgements.append(judgement)
+            found += judgement.mismatches
+        found += self._aliasing(outputs, expected)
+        self.frames[frame].held = {path: tensor for path, tensor in private.items() if tensor.numel() < 1 << 26}
+        self.frames[frame].held_at = {path: outputs[path] for path in private}
+        ratios = [j.error_ratio for j in judgements if j.error_ratio is not None]
+        bounds = [j.bound for j in judgements if j.bound]
+        return {
+            "mismatches": found,
+            "error_ratio": max(ratios, default=None),
+            "bound": min(bounds, default=None),
+            "partial": expected.partial or any(j.partial for j in judgements),
+        }
+
+    def _take(self, leaf: list[Any]) -> Tensor:
+        region, spec, shift = leaf
+        offset, _ = self.regions[region]
+        return region_view(self.bytes, offset + shift, TensorSpec(tuple(spec[0]), spec[1], tuple(spec[2]))).clone()
+
+    def _judge_leaf(
+        self, path: str, outputs: Mapping[str, Any], private: Mapping[str, Tensor], value: Any, expected: _Expected
+    ) -> Judgement:
+        if not isinstance(value, Tensor):
+            same = path in outputs and not isinstance(outputs[path], list) and outputs[path] == value
+            wrong = Mismatch(path, "structure", f"is {outputs.get(path)!r}, the reference returns {value!r}")
+            return Judgement(None, None, () if same else (wrong,))
+        if path not in private:
+            return Judgement(None, None, (Mismatch(path, "count", "the plan does not return this output"),))
+        options = self.subject.options
+        if path in options.index_outputs or path.removeprefix("out.") in options.index_outputs:
+            sources = [t.double() for t in self._tensor_inputs(expected.case).values() if t.is_floating_point()]
+            return judge_indices(path, private[path], value, sources)
+        rule = Rule(expected.reduction, expected.partial, options.atol, options.rtol)
+        return judge_output(path, private[path], value, expected.oracle[path], rule)
+
+    def _tensor_inputs(self, case: Case) -> dict[str, Tensor]:
+        frame = next(f for f in self.frames.values() if f.case == case)
+        return {path: leaf for path, leaf in frame.inputs.items() if isinstance(leaf, Tensor)}
+
+    def _zones_changed(self) -> Iterator[Mismatch]:
+        if not self.redzones:
+            return
+        intact = torch.stack([(self.bytes[o : o + n] == self.poison).all() for o, n in self.redzones])
+        for index in (~intact).nonzero().flatten().tolist():
+            offset = self.redzones[index][0]
+            before = [name for name, (o, n) in self.regions.items() if o + n <= offset]
+            near = max(before, key=lambda name: self.regions[name][0], default="the first buffer")
+            yield Mismatch(_readable(near), "redzone", f"memory behind {_readable(near)} was written out of bounds")
+
+    def _held_changed(self, frame: int) -> list[Mismatch]:
+        found = []
+        for number, other in self.frames.items():
+            if number == frame:
+                continue
+            for path, tensor in other.held.items():
+                if not _same_bytes(self._take(other.held_at[path]), tensor):
+                    found.append(Mismatch(path, "unstable", "an output of an earlier call changed during a later call"))
+            other.held = {}
+        return found
+
+    def _inputs_changed(self, frame: int, expected: _Expected) -> list[Mismatch]:
+        found: list[Mismatch] = []
+        pairs = [(f"f{frame}/input/{path}", path, value) for path, value in self.frames[frame].inputs.items()]
+        pairs += [(f"state/{path}", f"state {path}", value) for path, value in self.subject.state().items()]
+        for region, path, value in pairs:
+            if region not in self.regions or not isinstance(value, Tensor):
+                continue
+            offset, _ = self.regions[region]
+            now = region_view(self.bytes, offset, self.specs[region])
+            key = region.split("/", 1)[1] if region.startswith("f") else region
+            if key in expected.mutated:
+                reference, oracle = expected.mutated[key]
+                judgement = judge_output(
+                    path, now.clone(), reference, oracle, Rule(expected.reduction, expected.partial)
+                )
+                found += judgement.mismatches
+            elif not _same_bytes(now, value):
+                found.append(Mismatch(path, "mutation", f"{path} was changed; the reference does not change it"))
+        return found
+
+    def _aliasing(self, outputs: Mapping[str, Any], expected: _Expected) -> list[Mismatch]:
+        found = []
+        for path, leaf in outputs.items():
+            kind = leaf[0].split("/", 1)[1 if leaf[0].startswith("f") else 0] if isinstance(leaf, list) else ""
+            shared = kind.startswith("input/") or (isinstance(leaf, list) and leaf[0].startswith("state/"))
+            if shared and path not in expected.aliases:
+                detail = "shares memory with an input or parameter; the reference returns a fresh tensor"
+                found.append(Mismatch(path, "structure", detail))
+        return found
+
+    # -- the reference and the oracle
+
+    def _expectation(self, frame: int) -> _Expected:
+        case = self.frames[frame].case
+        assert case is not None, "a frame is filled before it is checked"
+        if self._expected is None or self._expected.case != case:
+            self._expected = None
+            self._expected = self._compute(case, self.frames[frame])
+        return self._expected
+
+    def _compute(self, case: Case, frame: _Frame) -> _Expected:
+        subject = self.subject
+        subject.set_weights(case.weights_seed)
+        mutates = subject.mutates(self.workload)
+        state_before = {p: t.clone() for p, t in subject.state().items() if f"state/{p}" in mutates}
+        leaves = dict(frame.inputs)
+        for path in leaves:
+            if f"input/{path}" in mutates:
+                leaves[path] = leaves[path].clone()
+        reference, aliases = self._run_reference(frame.tree, leaves)
+        mutated = {f"input/{p}": t for p, t in leaves.items() if f"input/{p}" in mutates}
+        mutated |= {f"state/{p}": subject.state()[p].clone() for p in state_before}
+        with torch.no_grad():
+            for path, tensor in state_before.items():
+                subject.state()[path].copy_(tensor)
+        try:
+            oracle, oracle_mutated, mode = self._run_oracle(frame, mutated)
+        except torch.OutOfMemoryError:
+            if mutated:
+                raise
+            oracle, mode = oracle_in_slabs(subject, frame.tree, frame.inputs, reference)
+            oracle_mutated = {}
+        except TargetError:
+            # The reference runs, its fp64 form does not (own kernels inside, checks of a dtype): it judges itself.
+            oracle, oracle_mutated, mode = _self_oracle(frame, reference)
+        pairs = {key: (tensor, oracle_mutated.get(key, tensor.double())) for key, tensor in mutated.items()}
+        return _Expected(case, reference, oracle, pairs, aliases, mode.partial, mode.reduction)
+
+    def _run_reference(self, tree: Any, leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        args, kwargs = unflatten_call(tree, leaves)
+        with precision_flags(self.subject.options.precision):
+            outputs, _ = flatten_output(self.subject.run(self.subject.function, args, kwargs))
+        return outputs, find_aliases(outputs, {**leaves, **self.subject.state()})
+
+    def _run_oracle(
+        self, frame: _Frame, mutated: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
+        wide = self.subject.wide()
+        leaves = {path: _widened(leaf, f"input/{path}" in mutated) for path, leaf in frame.inputs.items()}
+        args, kwargs = unflatten_call(frame.tree, leaves)
+        mode = Fp64Mode()
+        with mode:
+            outputs, _ = flatten_output(self.subject.run(wide, args, kwargs))
+        changed = {f"input/{path}": leaf for path, leaf in leaves.items() if f"input/{path}" in mutated}
+        if isinstance(wide, torch.nn.Module):
+            changed |= {f"state/{p}": t.clone() for p, t in module_tensors(wide).items() if f"state/{p}" in mutated}
+        return outputs, changed, mode
+
+
+def _self_oracle(frame: _Frame, reference: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
+    mode = Fp64Mode()
+    mode.partial = True
+    tensors = [leaf for leaf in frame.inputs.values() if isinstance(leaf, Tensor) and leaf.dim()]
+    mode.reduction = max((int(tensor.shape[-1]) for tensor in tensors), default=1)
+    return {path: _widened(value, False) for path, value in reference.items()}, {}, mode
+
+
+def oracle_in_slabs(
+    subject: Subject, tree: Any, leaves: Mapping[str, Any], reference: Mapping[str, Any]
+) -> tuple[dict[str, Any], Fp64Mode]:
+    """The oracle in pieces along the leading dimension, for calls whose fp64 form does not fit the device.
+
+    Only where every output has that dimension and the reference itself gives the same on a piece as on the whole.
+    Raises DeviceError otherwise.
+    """
+    torch.cuda.empty_cache()
+    outputs = {path: value for path, value in reference.items() if isinstance(value, Tensor)}
+    sizes = {int(value.shape[0]) if value.dim() else 0 for value in outputs.values()}
+    size = sizes.pop()
+    if sizes or size < 2:
+        raise _no_slabs(subject, "its outputs share no leading dimension")
+    step = max(1, size // SLABS)
+    pieces: dict[str, list[Tensor]] = {path: [] for path in outputs}
+    for start in range(0, size, step):
+        part, mode = _oracle_of_slab(subject, tree, leaves, outputs, slice(start, start + step), size)
+        for path, value in part.items():
+            pieces[path].append(value)
+    joined = {path: torch.cat(parts) for path, parts in pieces.items()}
+    return {path: joined.get(path, value) for path, value in reference.items()}, mode
+
+
+def _oracle_of_slab(
+    subject: Subject, tree: Any, leaves: Mapping[str, Any], outputs: Mapping[str, Tensor], part: slice, size: int
+) -> tuple[dict[str, Tensor], Fp64Mode]:
+    cut = {path: _cut(leaf, part, size) for path, leaf in leaves.items()}
+    if part.start == 0:
+        with precision_flags(subject.options.precision):
+            own, _ = flatten_output(subject.run(subject.function, *unflatten_call(tree, cut)))
+        for path, whole in outputs.items():
+            if not torch.allclose(own[path], whole[part], rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise _no_slabs(subject, "it does not treat the leading dimension's entries one by one")
+    wide = {path: _widened(leaf, False) for path, leaf in cut.items()}
+    mode = Fp64Mode()
+    with mode:
+        found, _ = flatten_output(subject.run(subject.wide(), *unflatten_call(tree, wide)))
+    return {path: found[path] for path in outputs}, mode
+
+
+def _cut(leaf: Any, part: slice, size: int) -> Any:
+    return leaf[part] if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size else leaf
+
+
+def _no_slabs(subject: Subject, why: str) -> DeviceError:
+    return DeviceError(
+        f"{subject.target.id}: the fp64 oracle does not fit the device's memory, and {why}",
+        remedy="declare a smaller workload",
+    )
+
+
+def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, str]:
+    """Output leaf -> the input or state leaf whose storage it shares."""
+    storages = {t.untyped_storage().data_ptr(): path for path, t in others.items() if isinstance(t, Tensor)}
+    found = {}
+    for path, value in outputs.items():
+        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages and value.numel():
+            found[path] = storages[value.untyped_storage().data_ptr()]
+    return found
+
+
+def _widened(leaf: Any, clone: bool) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if leaf.is_floating_point():
+        return leaf.double() if leaf.dtype != torch.float64 else leaf.clone()
+    if leaf.is_complex():
+        return leaf.to(torch.complex128)
+    return leaf.clone() if clone else leaf
+
+
+def _touched(leaf: Any, generator: torch.Generator) -> Any:
+    """``leaf`` with one element set to another element's value, or moved by half where all are equal."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
+        return leaf
+    places = torch.randint(leaf.numel(), (64,), generator=generator).tolist()
+    indices = [tuple(int(i) for i in _unravelled(place, tuple(leaf.shape))) for place in places]
+    values = [float(leaf[index]) for index in indices]
+    # The most distant of a few: the output must change by more than rounding.
+    far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
+    changed = leaf.clone()
+    changed[indices[0]] = values[far] if values[far] != values[0] else values[0] + 0.5
+    return changed
+
+
+def _unravelled(place: int, shape: tuple[int, ...]) -> list[int]:
+    index = []
+    for size in reversed(shape):
+        index.append(place % size)
+        place //= size
+    return index[::-1]
+
+
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Bitwise equality, NaN payloads included, of two tensors of one spec."""
+    if a.numel() == 0:
+        return True
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size())
+    if width is None or a.is_complex():
+        return torch.equal(torch.view_as_real(a.contiguous()), torch.view_as_real(b.contiguous()))
+    return torch.equal(a.contiguous().view(width), b.contiguous().view(width))
+
+
+def _readable(region: str) -> str:
+    kind, _, rest = region.rpartition("/")
+    kind = kind.split("/")[-1]
+    return {"input": "input ", "out": "output buffer ", "state": "parameter ", "scratch": "scratch buffer "}.get(
+        kind, ""
+    ) + rest

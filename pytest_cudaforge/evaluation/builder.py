@@ -1,0 +1,196 @@
+"""The sandboxed child that reads plan.py and runs the compiler, and the supervisor's handle to it.
+
+The builder runs the candidate's text through our interpreter and through compilers, so its answers are untrusted: JSON
+and bytes under caps, decoded by ``plan.decode`` and ``languages.binary_from_bytes``, errors rebuilt from a short list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from pytest_cudaforge import errors, languages, plan
+from pytest_cudaforge.errors import ForgeError, PlanError, SandboxError, WorkerCrash, WorkerProtocol
+from pytest_cudaforge.evaluation.channel import BUILDER_CAPS, Channel, Reply, Request
+from pytest_cudaforge.evaluation.child import Child
+from pytest_cudaforge.languages import Binary, Unit
+from pytest_cudaforge.plan import TracedPlan
+from pytest_cudaforge.runtime.signature import Signature
+
+__all__ = ["Builder", "serve"]
+
+_TRACE, _COMPILE = 1, 2
+_OK, _REFUSED, _BROKEN, _FAULTED = range(4)
+#: Exit status of a child that ended by a traceback of our own code (see the fork server's outermost frame).
+_OWN_FAULT = 70
+#: What a builder may say went wrong; any other name is a broken protocol.
+_ERRORS = (
+    "BuildFailure",
+    "ConfigError",
+    "LaunchFailure",
+    "PlanError",
+    "PlanLimitError",
+    "PlanSyntaxError",
+    "ToolchainError",
+    "Unsupported",
+)
+_MAX_TEXT_CHARS = 1 << 20
+
+
+class Builder:
+    """Every call runs in a fresh sandboxed process; any number of calls may be under way from several threads."""
+
+    def __init__(self, spawn: Callable[[str], Child]) -> None:
+        self._spawn = spawn
+
+    def trace(self, source: str, signature: Signature, *, timeout_s: float = 30) -> TracedPlan:
+        """Trace ``source`` (a plan.py). Raises the candidate's errors (PlanError and kin, Unsupported), WorkerTimeout,
+        WorkerCrash, WorkerProtocol, SandboxError. What comes back was decoded and checked by ``plan.decode``."""
+        # Only a plan that may call op() needs torch's shapes; the server with torch is slower to start.
+        library = re.search(r"\bop\b", source) is not None
+        payload = {"source": source, "signature": signature.to_json(), "library": library}
+        reply = self._ask("shapes" if library else "plain", _TRACE, payload, "tracing plan.py", timeout_s)
+        try:
+            return plan.decode(json.loads(reply.text))
+        except (ValueError, RecursionError) as error:
+            raise WorkerProtocol(f"the builder's plan is no JSON: {error}", phase="tracing plan.py") from None
+
+    def compile(
+        self, language: str, source: str, unit: Unit, arch: str, *, lineinfo: bool = False, timeout_s: float = 120
+    ) -> Binary:
+        """Compile one unit. Raises BuildFailure, ToolchainError, WorkerTimeout, WorkerCrash, WorkerProtocol and
+        SandboxError."""
+        payload = {
+            "language": language,
+            "source": source,
+            "constants": [list(pair) for pair in unit.constants],
+            "kernels": list(unit.kernels),
+            "arch": arch,
+            "lineinfo": lineinfo,
+        }
+        reply = self._ask("cuda" if language == "cuda" else "plain", _COMPILE, payload, "compiling", timeout_s)
+        try:
+            binary = languages.binary_from_bytes(reply.blob)
+        except ValueError as error:
+            raise WorkerProtocol(f"the builder's binary is malformed: {error}", phase="compiling") from None
+        asked = (language, arch, unit.constants, set(unit.kernels))
+        if (binary.language, binary.arch, binary.constants, {k.expression for k in binary.kernels}) != asked:
+            raise WorkerProtocol("the builder's binary is not the one asked for", phase="compiling")
+        return binary
+
+    def _ask(self, kind: str, operation: int, payload: Any, phase: str, timeout_s: float) -> Reply:
+        child = self._spawn(kind)
+        try:
+            reply = child.ask(operation, payload, phase=phase, caps=BUILDER_CAPS, timeout_s=timeout_s)
+        except WorkerCrash as crash:
+            if crash.status == _OWN_FAULT:
+                raise _own_fault(phase, crash.what) from crash
+            raise
+        finally:
+            child.close()
+        if reply.status != _OK:
+            raise _error_of(reply, phase)
+        return reply
+
+
+def _error_of(reply: Reply, phase: str) -> ForgeError:
+    """The error a builder reported, rebuilt field by field."""
+    if reply.status == _FAULTED:
+        return _own_fault(phase, _printable(reply.text[-4000:]))
+    try:
+        data = json.loads(reply.text)
+    except (ValueError, RecursionError):
+        data = None
+    name = data.get("error") if isinstance(data, dict) else None
+    if reply.status != _REFUSED or name not in _ERRORS:
+        return WorkerProtocol(f"the builder failed: {reply.text[-2000:]}", phase=phase)
+    text = {field: _printable(data.get(field)) for field in ("what", "expected", "remedy", "log")}
+    kind = getattr(errors, name)
+    fields: dict[str, Any] = {"expected": text["expected"], "remedy": text["remedy"]}
+    if issubclass(kind, PlanError):
+        line = data.get("line")
+        fields["line"] = line if isinstance(line, int) and 0 < line < 1 << 20 else None
+    if issubclass(kind, errors.BuildFailure):
+        fields["log"] = text["log"]
+    error = kind(text["what"], **fields)
+    assert isinstance(error, ForgeError)
+    return error
+
+
+def _own_fault(phase: str, text: str) -> SandboxError:
+    return SandboxError(
+        f"the builder failed while {phase}, by no fault of the candidate: {text.strip()}",
+        expected="a plan, a binary, or an error of the candidate's",
+        remedy="run `cudaforge doctor`; if it finds nothing, report this traceback",
+    )
+
+
+def _printable(value: Any) -> str:
+    """A text of the builder's without control characters, so that no log can steer a terminal."""
+    text = value[:_MAX_TEXT_CHARS] if isinstance(value, str) else ""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+
+
+# -- in the child ----------------------------------------------------------------------------------------------
+
+
+def serve(channel: Channel) -> None:
+    """Answer requests until the supervisor is gone."""
+    while True:
+        request = channel.receive_request()
+        try:
+            text, blob = _trace(request) if request.operation == _TRACE else ("", _compile(request))
+        except ForgeError as error:
+            channel.send_reply(request.nonce, _REFUSED, text=_describe(error))
+        except (OSError, MemoryError, RecursionError) as error:
+            # Any candidate can use up memory, stack or the disk of its sandbox; a trace opens no files of its own.
+            own = isinstance(error, OSError) and request.operation == _TRACE
+            text = traceback.format_exc(limit=-8) if own else f"{type(error).__name__}: {error}"
+            channel.send_reply(request.nonce, _FAULTED if own else _BROKEN, text=text)
+        except Exception:  # noqa: BLE001 - a request's outermost frame: a fault of ours, told as such
+            channel.send_reply(request.nonce, _FAULTED, text=traceback.format_exc(limit=-8))
+        else:
+            channel.send_reply(request.nonce, _OK, text=text, blob=blob)
+
+
+def _trace(request: Request) -> tuple[str, bytes]:
+    from pytest_cudaforge.runtime import trace
+
+    asked = request.payload
+    shapes = None
+    if asked["library"]:
+        from pytest_cudaforge.runtime import library
+
+        shapes = library.MetaShapes()
+    traced = trace.trace(asked["source"], Signature.from_json(asked["signature"]), shapes)
+    return json.dumps(plan.encode(traced)), b""
+
+
+def _compile(request: Request) -> bytes:
+    asked = request.payload
+    constants = tuple((name, value) for name, value in asked["constants"])
+    unit = Unit(constants, tuple(asked["kernels"]))
+    language = languages.load(asked["language"])
+    binary = language.compile(asked["source"], unit, asked["arch"], lineinfo=asked["lineinfo"])
+    return languages.binary_to_bytes(binary)
+
+
+def _describe(error: ForgeError) -> str:
+    # A subclass outside the list goes by its nearest listed parent.
+    names = [kind.__name__ for kind in type(error).__mro__]
+    name = next((name for name in names if name in _ERRORS), names[0])
+    what = error.what
+    line = getattr(error, "line", None)
+    return json.dumps(
+        {
+            "error": name,
+            "what": what,
+            "expected": error.expected,
+            "remedy": error.remedy,
+            "log": getattr(error, "log", ""),
+            "line": line,
+        }
+    )

@@ -1,0 +1,156 @@
+"""From a candidate's text to traced plans and binaries, through the sandboxed builder and the build cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pytest_cudaforge import languages
+from pytest_cudaforge.errors import (
+    BuildFailure,
+    PlanError,
+    Unsupported,
+    WorkerFailure,
+    WorkerTimeout,
+)
+from pytest_cudaforge.evaluation.builder import Builder
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.languages import Binary, Language, Unit
+from pytest_cudaforge.languages.cache import BuildCache, build_key
+from pytest_cudaforge.plan import TracedPlan
+from pytest_cudaforge.records import Build, Candidate, DeviceFacts, KernelResources, Status, TargetFacts, WorkloadFacts
+from pytest_cudaforge.runtime.signature import Signature
+
+__all__ = ["Kitchen", "Product"]
+
+_PARALLEL_BUILDS = 2
+
+
+@dataclass(frozen=True)
+class Product:
+    """One workload's traced plan with its binaries, ready for a worker."""
+
+    workload: WorkloadFacts
+    traced: TracedPlan
+    binaries: tuple[Binary, ...]
+
+
+class Kitchen:
+    """Builds one candidate. Raises Refusal where the candidate is at fault, SituationErrors otherwise."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        facts: TargetFacts,
+        device: DeviceFacts,
+        *,
+        arch: str,
+        builder: Builder,
+        cache: BuildCache | None,
+    ) -> None:
+        self.candidate, self.facts, self.device = candidate, facts, device
+        self.arch, self.builder, self.cache = arch, builder, cache
+        self.language: Language = languages.load(candidate.language)
+        files = dict(candidate.files)
+        missing = [name for name in self.language.file_names if name not in files]
+        if missing:
+            raise Refusal(Status.BUILD_ERROR, f"the candidate has no {' and no '.join(missing)}")
+        self.source, self.plan_source = files[self.language.source_name], files["plan.py"]
+        self._binaries: dict[Unit, Binary] = {}
+        self.seconds, self.cached = 0.0, True
+
+    @property
+    def build(self) -> Build:
+        """What has been built so far, as the verdict shows it."""
+        resources: dict[str, KernelResources] = {}
+        log = []
+        for binary in self._binaries.values():
+            log.append(binary.log)
+            for kernel in binary.kernels:
+                resources.setdefault(kernel.expression, kernel.resources)
+        text = "\n".join(dict.fromkeys(part for part in log if part))
+        return Build(self.arch, round(self.seconds, 4), self.cached, text, tuple(resources.values()))
+
+    def trace(self, workload: WorkloadFacts) -> TracedPlan:
+        """Trace plan.py for one workload's signature. Raises Unsupported as it is: a probe may be refused."""
+        signature = Signature(
+            workload.inputs, workload.input_tree, self.facts.module, self.device, self.candidate.language
+        )
+        try:
+            return self.builder.trace(self.plan_source, signature)
+        except Unsupported:
+            raise
+        except WorkerTimeout as error:
+            raise Refusal(Status.TIMEOUT, str(error)) from error
+        except (PlanError, BuildFailure, WorkerFailure) as error:
+            raise Refusal(Status.BUILD_ERROR, str(error)) from error
+
+    def produce(self, workload: WorkloadFacts) -> Product:
+        """Trace and compile for a contract workload."""
+        try:
+            traced = self.trace(workload)
+        except Unsupported as error:
+            reason = f"plan.py refuses the contract workload {workload.name!r}: {error}"
+            raise Refusal(Status.REJECTED, reason) from error
+        return Product(workload, traced, self.compile(traced))
+
+    def knows(self, traced: TracedPlan) -> bool:
+        """Are all units of this plan built already?"""
+        return all(unit in self._binaries for unit in languages.units_of(traced))
+
+    def compile(self, traced: TracedPlan) -> tuple[Binary, ...]:
+        """All units of a plan, several at once, and the check of every launch's arguments."""
+        units = languages.units_of(traced)
+        fresh = [unit for unit in units if unit not in self._binaries]
+        began = time.perf_counter()
+        try:
+            with ThreadPoolExecutor(_PARALLEL_BUILDS) as pool:
+                for unit, binary in zip(fresh, pool.map(self._compile_unit, fresh), strict=True):
+                    self._binaries[unit] = binary
+            binaries = tuple(self._binaries[unit] for unit in units)
+            languages.check_arguments(traced, binaries)
+        except BuildFailure as error:
+            build = Build(self.arch, time.perf_counter() - began, False, error.log or str(error))
+            raise Refusal(Status.BUILD_ERROR, _headline(error), build=build) from error
+        except WorkerTimeout as error:
+            raise Refusal(Status.TIMEOUT, str(error)) from error
+        except WorkerFailure as error:
+            raise Refusal(Status.BUILD_ERROR, f"the compiler's process failed: {error}") from error
+        finally:
+            self.seconds += time.perf_counter() - began
+        return binaries
+
+    def _compile_unit(self, unit: Unit) -> Binary:
+        key = self._key(unit)
+        known = self.cache.get(key) if self.cache is not None else None
+        if isinstance(known, Binary):
+            return known
+        if isinstance(known, BuildFailure):
+            raise known
+        self.cached = False
+        try:
+            binary = self.builder.compile(self.candidate.language, self.source, unit, self.arch)
+        except BuildFailure as error:
+            if self.cache is not None:
+                self.cache.put(key, error)
+            raise
+        if self.cache is not None:
+            self.cache.put(key, binary)
+        return binary
+
+    def _key(self, unit: Unit) -> str:
+        fingerprint = self.language.fingerprint(self.arch)
+        # Two languages may compile one text with one compiler.
+        return build_key(self.source, unit, f"{self.candidate.language} {fingerprint}", self.arch)
+
+
+def _headline(error: BuildFailure) -> str:
+    lines = str(error).strip().splitlines()
+    return "\n".join(lines[:3]) if lines else "the compiler refused the source"
+
+
+def launch_count(products: Sequence[Product]) -> int:
+    """Launches of all workloads' plans together."""
+    return sum(len(product.traced.main.launches) for product in products)

@@ -1,0 +1,203 @@
+"""Which trials a verdict takes, and how a call is laid out in an arena. Pure: standard library only.
+
+Contract trials run in one fresh worker, in an order that makes each of them prove two things: the frames alternate
+(new pointers), the values change at repeated pointers, a value returns at other pointers, outputs of the call before
+must survive the next call, and the poison alternates between two patterns.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_cudaforge.evaluation.arena import lay_out
+from pytest_cudaforge.evaluation.oracle import TrialCase
+from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, scratch_layout
+from pytest_cudaforge.records import TargetFacts, WorkloadFacts
+
+__all__ = ["CallLayout", "Trial", "call_layout", "contract_trials", "output_leaves"]
+
+#: Above this, one frame only and fewer trials: moving gigabytes is what such a case costs.
+BIG_CALL_BYTES = 1 << 30
+FAMILIES = ("normal", "uniform", "shifted", "large", "sparse", "integer")
+REDZONE_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call of the candidate: which values, in which frame, over which poison."""
+
+    name: str
+    case: TrialCase
+    frame: int
+    poison: int
+    zones: bool = True
+
+
+def contract_trials(
+    facts: TargetFacts, workload: WorkloadFacts, structures: Mapping[str, str], *, trials: int = 5
+) -> tuple[Trial, ...]:
+    """The contract trials of one workload. Seeds are secret and fresh: call it after the candidate is fixed.
+
+    ``structures`` says per input which redraws keep its meaning (see the redraw module).
+    """
+    big = workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
+    cases: list[tuple[str, TrialCase]] = [("drawn", TrialCase(secrets.randbits(62)))]
+    drawn = max(2, min(trials, 3)) if big else max(trials, 5)
+    cases += [(f"drawn {i + 1}", TrialCase(secrets.randbits(62), "drawn", _seed())) for i in range(1, drawn)]
+    if not big:
+        # The values of the first case at the other frame's pointers.
+        cases.append(("drawn again", cases[0][1]))
+    families = _families(facts, structures)
+    for family in families[:3] if big else families:
+        cases.append((family, TrialCase(secrets.randbits(62), family, _seed())))
+    frames = 1 if big else 2
+    return tuple(Trial(name, case, _frame(i, frames), i % 2) for i, (name, case) in enumerate(cases))
+
+
+def _frame(index: int, frames: int) -> int:
+    # 0 1 1 0 0 1 1 0: every second step keeps the pointers and changes the values.
+    return ((index + 1) // 2) % 2 if frames == 2 else 0
+
+
+def _seed() -> int:
+    return secrets.randbits(62)
+
+
+def _families(facts: TargetFacts, structures: Mapping[str, str]) -> tuple[str, ...]:
+    if facts.distributions == "drawn":
+        return ()
+    kinds = set(structures.values())
+    if "generic" in kinds:
+        return ("shifted", "large", "integer", "normal", "uniform", "sparse")
+    return ("shifted", "sparse") if "unit" in kinds else ()
+
+
+# -- layout ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CallLayout:
+    """Where every buffer of a traced plan lies, per frame. ``data`` is what the oracle's ``open_bench`` takes."""
+
+    data: Mapping[str, Any]
+    main: tuple[tuple[tuple[str, int], ...], ...]
+    prepare: tuple[tuple[str, int], ...]
+    offsets: Mapping[str, int]
+
+    def bindings(self, frame: int, slot: int = 0) -> list[tuple[int, int]]:
+        """(slot, byte offset) of every buffer of the main plan in ``frame``."""
+        return [(slot, self.offsets[region] + shift) for region, shift in self.main[frame]]
+
+    def prepare_bindings(self, slot: int = 0) -> list[tuple[int, int]]:
+        return [(slot, self.offsets[region] + shift) for region, shift in self.prepare]
+
+
+def call_layout(traced: TracedPlan, *, frames: int, skew_bytes: int = 0, redzones: bool = True) -> CallLayout:
+    """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
+
+    ``skew_bytes`` shifts the inputs off their alignment (the misaligned probe).
+    """
+    sizes: dict[str, int] = {}
+    specs: dict[str, TensorSpec] = {}
+    prepared = _prepared_places(traced.prepare) if traced.prepare is not None else {}
+    main = []
+    for frame in range(frames):
+        main.append(tuple(_places(traced.main, frame, prepared, sizes, specs)))
+    prepare = tuple(_prepare_places(traced.prepare, sizes, specs)) if traced.prepare is not None else ()
+    zone = REDZONE_BYTES if redzones else 0
+    skewed = [(name, size) for name, size in sizes.items() if "/input/" in name]
+    others = [(name, size) for name, size in sizes.items() if "/input/" not in name]
+    first = lay_out(skewed, redzone_bytes=zone, skew_bytes=skew_bytes)
+    second = lay_out(others, redzone_bytes=zone)
+    offsets = {r.name: r.offset for r in first.regions} | {r.name: first.nbytes + r.offset for r in second.regions}
+    zones = [list(z) for z in first.redzones] + [[o + first.nbytes, n] for o, n in second.redzones]
+    data = {
+        "nbytes": first.nbytes + second.nbytes,
+        "regions": [[name, offset, sizes[name]] for name, offset in offsets.items()],
+        "redzones": zones if redzones else [],
+        "frames": frames,
+        "specs": {name: [list(s.shape), s.dtype, list(s.strides)] for name, s in specs.items()},
+    }
+    return CallLayout(data, tuple(main), prepare, offsets)
+
+
+def _places(
+    plan: LaunchPlan,
+    frame: int,
+    prepared: Mapping[str, tuple[str, int]],
+    sizes: dict[str, int],
+    specs: dict[str, TensorSpec],
+) -> Iterator[tuple[str, int]]:
+    """(region, byte shift) of every buffer, and the regions' sizes on the way."""
+    scratch = scratch_layout(plan, redzone_bytes=REDZONE_BYTES)
+    outputs = plan.output_buffers
+    for index, buffer in enumerate(plan.buffers):
+        size, shift = buffer.spec.extent_bytes, 0
+        if buffer.role == "input":
+            region = f"f{frame}/input/{buffer.source}"
+        elif buffer.role == "state":
+            region = f"state/{buffer.source}"
+        elif buffer.role == "prepared":
+            region, shift = prepared[buffer.source]
+            yield region, shift
+            continue
+        elif index in outputs:
+            region = f"f{frame}/out/{index}"
+        else:
+            region, shift, size = "scratch/main", scratch.offsets[index], scratch.total_bytes
+        if region not in sizes or size > sizes[region]:
+            sizes[region] = size
+        if buffer.role in ("input", "state"):
+            specs[region] = buffer.spec
+        yield region, shift
+
+
+def _prepare_places(plan: LaunchPlan, sizes: dict[str, int], specs: dict[str, TensorSpec]) -> Iterator[tuple[str, int]]:
+    for index, buffer in enumerate(plan.buffers):
+        region = f"state/{buffer.source}" if buffer.role == "state" else f"prepared/{index}"
+        sizes[region] = max(sizes.get(region, 0), buffer.spec.extent_bytes)
+        if buffer.role == "state":
+            specs[region] = buffer.spec
+        yield region, 0
+
+
+def _prepared_places(plan: LaunchPlan) -> dict[str, tuple[str, int]]:
+    """Path in what ``prepare`` returned -> (region, byte shift) of that value."""
+    found: dict[str, tuple[str, int]] = {}
+    for path, view in tree_leaves(plan.outputs, "out"):
+        if isinstance(view, View):
+            buffer = plan.buffers[view.buffer]
+            region = f"state/{buffer.source}" if buffer.role == "state" else f"prepared/{view.buffer}"
+            found[path] = (region, view.offset * buffer.spec.itemsize_bytes)
+    return found
+
+
+def tree_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Leaves of an output tree with their dotted paths ("out", "out.0", "out.logits")."""
+    items: Sequence[tuple[Any, Any]]
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from tree_leaves(item, f"{path}.{key}" if path else str(key))
+
+
+def output_leaves(plan: LaunchPlan, layout: CallLayout, frame: int) -> dict[str, Any]:
+    """By output path: [region, spec, byte shift] for the oracle's ``check``, or the plain value."""
+    found: dict[str, Any] = {}
+    for path, leaf in tree_leaves(plan.outputs, "out"):
+        if isinstance(leaf, View):
+            buffer = plan.buffers[leaf.buffer]
+            region, shift = layout.main[frame][leaf.buffer]
+            spec = [list(leaf.shape), buffer.spec.dtype, list(leaf.strides)]
+            found[path] = [region, spec, shift + leaf.offset * buffer.spec.itemsize_bytes]
+        else:
+            found[path] = leaf
+    return found

@@ -1,0 +1,139 @@
+"""What can be judged without running anything: the outputs' structure, and what kind of work a plan is. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_cudaforge.evaluation.cases import tree_leaves
+from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View
+from pytest_cudaforge.records import Mismatch, Status, Work, WorkloadFacts
+
+__all__ = ["compare_structure", "label_of", "status_of"]
+
+#: ATen operators that a kernel may well leave to a library: products, convolutions, attention and copies.
+_LIBRARY_OPS = frozenset(
+    [
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "matmul",
+        "linear",
+        "mv",
+        "addmv",
+        "dot",
+        "einsum",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "convolution",
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "clone",
+        "copy_",
+        "contiguous",
+        "_to_copy",
+        "cat",
+        "stack",
+    ]
+)
+#: Own kernels below this share of the time make a library's work; other operators above the second make it mixed.
+_LIBRARY_SHARE = 0.05
+_MIXED_SHARE = 0.10
+
+
+def compare_structure(plan: LaunchPlan, workload: WorkloadFacts) -> tuple[Mismatch, ...]:
+    """Count, nesting, shape, dtype and stride class of the plan's outputs against the reference's."""
+    found = dict(tree_leaves(plan.outputs, "out"))
+    expected = dict(workload.outputs)
+    if list(found) != list(expected):
+        detail = f"the plan returns {_names(found)}, the reference returns {_names(expected)}"
+        return (Mismatch("out", "count", detail),)
+    mismatches = []
+    for path, want in expected.items():
+        mismatch = _compare_leaf(path, found[path], want, plan)
+        if mismatch is not None:
+            mismatches.append(mismatch)
+    return tuple(mismatches)
+
+
+def _names(leaves: dict[str, Any]) -> str:
+    return ", ".join(leaves) or "nothing"
+
+
+def _compare_leaf(path: str, got: Any, want: Any, plan: LaunchPlan) -> Mismatch | None:
+    if not isinstance(want, TensorSpec):
+        same = type(got) is type(want) and (got == want or (got != got and want != want))
+        return None if same else Mismatch(path, "structure", f"is {got!r}, the reference returns {want!r}")
+    if not isinstance(got, View):
+        return Mismatch(path, "structure", f"is {got!r}, the reference returns a tensor")
+    if got.shape != want.shape:
+        return Mismatch(path, "shape", f"shape {got.shape}, expected {want.shape}")
+    dtype = plan.buffers[got.buffer].spec.dtype
+    if dtype != want.dtype:
+        return Mismatch(path, "dtype", f"dtype {dtype}, expected {want.dtype}")
+    if _stride_class(got.shape, got.strides) != _stride_class(want.shape, want.strides):
+        detail = f"strides {got.strides}, expected {want.strides}: later views of the output would differ"
+        return Mismatch(path, "structure", detail)
+    return None
+
+
+def _stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The order of dimensions in memory, and whether they are dense; sizes of one and expansion do not count."""
+    dims = [d for d, size in enumerate(shape) if size > 1]
+    if not dims or 0 in shape:
+        return ()
+    order = sorted(dims, key=lambda d: -strides[d])
+    expected = 1
+    for dim in reversed(order):
+        if strides[dim] != expected:
+            return (-1, *(strides[d] for d in dims))
+        expected *= shape[dim]
+    return tuple(order)
+
+
+_STATUS_OF_KIND = {
+    "count": Status.INCORRECT_SHAPE,
+    "shape": Status.INCORRECT_SHAPE,
+    "structure": Status.INCORRECT_SHAPE,
+    "dtype": Status.INCORRECT_DTYPE,
+    "values": Status.INCORRECT_NUMERICAL,
+    "slice": Status.INCORRECT_NUMERICAL,
+    "bias": Status.INCORRECT_NUMERICAL,
+    "nonfinite": Status.INCORRECT_NUMERICAL,
+    "integer": Status.INCORRECT_NUMERICAL,
+    "unstable": Status.INCORRECT_NUMERICAL,
+    "mutation": Status.REJECTED,
+    "redzone": Status.REJECTED,
+}
+_SEVERITY = (Status.INCORRECT_SHAPE, Status.INCORRECT_DTYPE, Status.REJECTED, Status.INCORRECT_NUMERICAL)
+
+
+def status_of(mismatches: tuple[Mismatch, ...]) -> Status:
+    """The verdict's status for these mismatches; memory written out of bounds outranks the numbers it spoiled."""
+    found = {_STATUS_OF_KIND[mismatch.kind] for mismatch in mismatches}
+    return next((status for status in _SEVERITY if status in found), Status.PASSED)
+
+
+def label_of(plan: LaunchPlan, own_share: float | None = None) -> Work:
+    """What kind of work the plan does; ``own_share`` is its own kernels' measured share of the time, if known."""
+    calls = plan.library_calls
+    if not calls:
+        return "kernel" if plan.launches else "rewrite"
+    if not plan.launches:
+        return "rewrite" if any(not _is_library(call.op) for call in calls) else "library"
+    others = [call for call in calls if not _is_library(call.op)]
+    if not others:
+        return "library" if own_share is not None and own_share < _LIBRARY_SHARE else "kernel"
+    if own_share is None:
+        return "mixed"
+    if own_share < _LIBRARY_SHARE:
+        return "rewrite"
+    return "mixed" if 1.0 - own_share > _MIXED_SHARE else "kernel"
+
+
+def _is_library(op: str) -> bool:
+    parts = op.replace("::", ".").split(".")
+    name = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]
+    return name in _LIBRARY_OPS

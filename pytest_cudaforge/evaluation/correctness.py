@@ -1,0 +1,485 @@
+"""The tolerance rule: when does a candidate's output count as correct? Pure functions on tensors.
+
+For an output *y* there are three versions: the oracle ``o`` (the reference carried in fp64), the reference ``r``
+under its declared precision, and the candidate ``c``. The reference's own distance from the oracle says how much
+rounding the task involves; the candidate may be ``kappa`` times as far away, never more:
+
+1. ``rms(c-o) <= kappa * max(rms(r-o), 2*u*rms(o))``;
+2. every slice's largest error is bounded by the reference's *global* largest error (one destroyed row cannot hide in
+   a global norm; honest rows may be many times worse than the same row of the reference);
+3. a slice that lost its leading digit while the reference kept four is destroyed, whatever the other slices' scale;
+4. ``|mean(c-o)|`` stays within what rounding allows;
+5. the user's ``atol``/``rtol`` is an outer bound;
+6. NaN, +Inf and -Inf stand where the reference has them; integers and booleans are bitwise equal.
+
+Everything walks over row blocks, so that outputs of several gigabytes need only small temporaries. torch is imported
+lazily: the supervisor reads the constants without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_cudaforge.records import Mismatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TOLERANCES", "Judgement", "Rule", "Tolerance", "judge_indices", "judge_output"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Constants of one output dtype. ``unit_roundoff`` is half an ulp at 1; the others multiply error norms.
+
+    ``kappa``: global rms. ``kappa_max``: largest error of any slice. ``kappa_bias``: mean error, in unit roundoffs of
+    mean(|o|): rounding to nearest has none, truncation about 0.7, so half types allow 1.
+    """
+
+    unit_roundoff: float
+    kappa: float
+    kappa_max: float
+    kappa_bias: float
+
+
+#: The one table of constants; tests/evaluation/test_correctness.py holds honest and wrong kernels against it.
+TOLERANCES: dict[str, Tolerance] = {
+    "float64": Tolerance(2.0**-53, 64.0, 512.0, 64.0),
+    "complex128": Tolerance(2.0**-53, 64.0, 512.0, 64.0),
+    "float32": Tolerance(2.0**-24, 16.0, 64.0, 16.0),
+    "complex64": Tolerance(2.0**-24, 16.0, 64.0, 16.0),
+    "float16": Tolerance(2.0**-11, 4.0, 16.0, 1.0),
+    "bfloat16": Tolerance(2.0**-8, 4.0, 16.0, 1.0),
+    "float8_e4m3fn": Tolerance(2.0**-4, 4.0, 16.0, 1.0),
+    "float8_e5m2": Tolerance(2.0**-3, 4.0, 16.0, 1.0),
+}
+
+#: Sums of this length and more: kappa is half as large again (a serial softmax sum at K = 4096 reaches 17.6), and
+#: from KAPPA_REDUCTION on it grows as the root of the length, up to MAX_GROWTH.
+LONG_REDUCTION = 1024
+LONG_FACTOR = 1.5
+KAPPA_REDUCTION = 4096
+#: No honest sum needs more: longer ones are summed in pieces, by the reference as by any kernel worth its name.
+MAX_GROWTH = 16.0
+SLICE = 256  # elements per slice where an output has a single row
+DESTROYED = 0.1  # relative rms error of a slice without its leading digit
+DESTROYED_RATIO = 1000.0  # ... while the reference's own error in that slice is this much smaller
+BLOCK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one comparison knows of its task.
+
+    ``reduction``: the longest sum behind an output element (1: none). ``partial``: the oracle had to fall back to the
+    reference's precision somewhere, so the floor is the rounding of such a sum, sqrt(K)*u.
+    """
+
+    reduction: int = 1
+    partial: bool = False
+    atol: float | None = None
+    rtol: float | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One output's verdict. ``error_ratio`` is rms(c-o) over max(rms(r-o), floor); ``bound`` what it may be."""
+
+    error_ratio: float | None
+    bound: float | None
+    mismatches: tuple[Mismatch, ...]
+    partial: bool = False
+
+
+@dataclass
+class _Sums:
+    """Running sums over finite elements, in fp64."""
+
+    count: int = 0
+    oracle_square: float = 0.0
+    oracle_abs: float = 0.0
+    oracle_max: float = 0.0
+    candidate_square: float = 0.0
+    reference_square: float = 0.0
+    candidate_sum: float = 0.0
+    reference_sum: float = 0.0
+    candidate_max: float = 0.0
+    reference_max: float = 0.0
+    worst_row: int = 0
+    destroyed_row: int = -1
+    destroyed_error: float = 0.0
+
+
+def judge_output(path: str, candidate: Tensor, reference: Tensor, oracle: Tensor, rule: Rule) -> Judgement:
+    """Apply the rule to one output. ``oracle`` is fp64, of one shape with the others (integers: the reference)."""
+    import torch
+
+    if tuple(candidate.shape) != tuple(reference.shape):
+        detail = f"shape {tuple(candidate.shape)}, expected {tuple(reference.shape)}"
+        return Judgement(None, None, (Mismatch(path, "shape", detail),))
+    if candidate.dtype != reference.dtype:
+        detail = f"dtype {candidate.dtype}, expected {reference.dtype}"
+        return Judgement(None, None, (Mismatch(path, "dtype", detail),))
+    if candidate.numel() == 0:
+        return Judgement(0.0, None, ())
+    if not (candidate.is_floating_point() or candidate.is_complex()):
+        return _judge_exact(path, candidate, reference)
+    dtype = str(candidate.dtype).removeprefix("torch.")
+    if candidate.is_complex():
+        candidate, reference, oracle = (torch.view_as_real(t.resolve_conj()) for t in (candidate, reference, oracle))
+    return _judge_floating(path, dtype, candidate, reference, oracle, rule)
+
+
+def _judge_exact(path: str, candidate: Tensor, reference: Tensor) -> Judgement:
+    wrong = candidate != reference
+    count = int(wrong.sum())
+    if not count:
+        return Judgement(0.0, 0.0, ())
+    index = _first(wrong)
+    detail = f"{count} of {wrong.numel()} elements differ; integers and booleans must be equal"
+    mismatch = Mismatch(
+        path,
+        "integer",
+        detail,
+        index=index,
+        got=float(candidate[index]),
+        expected=float(reference[index]),
+        pattern=_describe(wrong.reshape(_rows_of(wrong)), tuple(wrong.shape)),
+    )
+    return Judgement(None, 0.0, (mismatch,))
+
+
+def _judge_floating(
+    path: str, dtype: str, candidate: Tensor, reference: Tensor, oracle: Tensor, rule: Rule
+) -> Judgement:
+    limits = TOLERANCES[dtype]
+    shape = tuple(candidate.shape)
+    rows = _rows_of(candidate)
+    c, r, o = (t.reshape(rows) for t in (candidate, reference, oracle))
+    nonfinite = _judge_nonfinite(path, c, r, o, shape, dtype)
+    sums = _accumulate(c, r, o, limits)
+    if not sums.count:
+        return Judgement(None, None, nonfinite)
+    exact = sums.reference_square == 0.0 and rule.reduction > 1
+    partial = rule.partial or exact
+    floor = _floor(sums, limits, rule, partial)
+    scale = max(_rms(sums.reference_square, sums.count), floor)
+    kappa = limits.kappa * _growth(rule.reduction, limits)
+    error = _rms(sums.candidate_square, sums.count)
+    ratio = error / scale if scale else (0.0 if error == 0.0 else math.inf)
+    found = list(nonfinite)
+    slice_bound = _slice_bound(sums, limits, rule, partial)
+    if ratio > kappa:
+        found.append(_locate(path, "values", c, r, o, shape, kappa * scale, ratio, kappa))
+    elif sums.candidate_max > slice_bound:
+        found.append(_locate(path, "slice", c, r, o, shape, slice_bound, ratio, kappa))
+    elif sums.destroyed_row >= 0:
+        found.append(_destroyed(path, sums, rows, ratio, kappa))
+    found.extend(_judge_bias(path, sums, limits, kappa * scale / math.sqrt(_independent(shape)), ratio, kappa))
+    found.extend(_judge_user_bound(path, c, r, o, shape, rule))
+    return Judgement(ratio, kappa, tuple(found), rule.partial or exact)
+
+
+def _floor(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool) -> float:
+    roundings = max(2.0, math.sqrt(rule.reduction)) if partial else 2.0
+    return roundings * limits.unit_roundoff * _rms(sums.oracle_square, sums.count)
+
+
+def _slice_bound(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool) -> float:
+    roundings = max(2.0, math.sqrt(rule.reduction)) if partial else 2.0
+    floor = roundings * limits.unit_roundoff * sums.oracle_max
+    return limits.kappa_max * _growth(rule.reduction, limits) * max(sums.reference_max, floor)
+
+
+def _growth(reduction: int, limits: Tolerance) -> float:
+    """How much longer sums widen the bound: not for half types, whose sums are carried in fp32."""
+    if limits.unit_roundoff > 1e-6:
+        return 1.0
+    long = LONG_FACTOR if reduction >= LONG_REDUCTION else 1.0
+    return long * min(MAX_GROWTH, math.sqrt(max(1.0, reduction / KAPPA_REDUCTION)))
+
+
+def _rms(square: float, count: int) -> float:
+    return math.sqrt(square / count) if count else 0.0
+
+
+def _rows_of(tensor: Tensor) -> tuple[int, int]:
+    """The (rows, columns) a tensor is cut into: its last dimension, or slices of 256 where that is all there is."""
+    total = tensor.numel()
+    columns = int(tensor.shape[-1]) if tensor.dim() else 1
+    if columns == total and total > SLICE and total % SLICE == 0:
+        return (total // SLICE, SLICE)
+    if columns == 1 and total % SLICE == 0:
+        return (total // SLICE, SLICE)
+    return (total // columns, columns)
+
+
+def _blocks(c: Tensor, r: Tensor, o: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Blocks of rows as fp64, with the number of their first row."""
+    import torch
+
+    limit = BLOCK_ELEMENTS.get(c.device.type, 1 << 22)
+    step = max(1, limit // max(1, int(c.shape[1])))
+    for start in range(0, int(c.shape[0]), step):
+        part = slice(start, start + step)
+        yield start, c[part].to(torch.float64), r[part].to(torch.float64), o[part].to(torch.float64)
+
+
+def _accumulate(c: Tensor, r: Tensor, o: Tensor, limits: Tolerance) -> _Sums:
+    sums = _Sums()
+    for start, cb, rb, ob in _blocks(c, r, o):
+        ob = ob.where(ob.isfinite(), rb)
+        finite = cb.isfinite() & rb.isfinite() & ob.isfinite()
+        ce, re = (cb - ob).where(finite, 0.0), (rb - ob).where(finite, 0.0)
+        of = ob.where(finite, 0.0)
+        sums.count += int(finite.sum())
+        sums.oracle_square += float(of.square().sum())
+        sums.oracle_abs += float(of.abs().sum())
+        sums.oracle_max = max(sums.oracle_max, float(of.abs().max()))
+        sums.candidate_sum += float(ce.sum())
+        sums.reference_sum += float(re.sum())
+        sums.candidate_square += float(ce.square().sum())
+        sums.reference_square += float(re.square().sum())
+        sums.reference_max = max(sums.reference_max, float(re.abs().max()))
+        per_row = ce.abs().amax(dim=1)
+        worst = int(per_row.argmax())
+        if float(per_row[worst]) > sums.candidate_max:
+            sums.candidate_max, sums.worst_row = float(per_row[worst]), start + worst
+        _find_destroyed(sums, start, ce, re, of, limits)
+    return sums
+
+
+def _find_destroyed(sums: _Sums, start: int, ce: Tensor, re: Tensor, of: Tensor, limits: Tolerance) -> None:
+    if ce.shape[1] < 32:
+        return  # a short row may cancel to almost nothing by chance
+    rms_c, rms_r, rms_o = (t.square().mean(dim=1).sqrt() for t in (ce, re, of))
+    typical = math.sqrt(sums.oracle_square / max(1, sums.count))
+    floor = limits.unit_roundoff * rms_o
+    bad = (rms_c > DESTROYED * rms_o) & (rms_c > DESTROYED_RATIO * rms_r.maximum(floor)) & (rms_o > 1e-3 * typical)
+    if sums.destroyed_row < 0 and bool(bad.any()):
+        row = int(bad.to(dtype=rms_c.dtype).argmax())
+        sums.destroyed_row, sums.destroyed_error = start + row, float(rms_c[row] / rms_o[row])
+
+
+def _destroyed(path: str, sums: _Sums, rows: tuple[int, int], ratio: float, bound: float) -> Mismatch:
+    detail = (
+        f"slice {sums.destroyed_row} of {rows[0]} ({rows[1]} elements each) is destroyed: relative error "
+        f"{sums.destroyed_error:.2g} where the reference keeps its digits; the global norm hides it"
+    )
+    return Mismatch(path, "slice", detail, error_ratio=ratio, bound=bound, pattern=f"slice {sums.destroyed_row}")
+
+
+def _judge_nonfinite(
+    path: str, c: Tensor, r: Tensor, o: Tensor, shape: tuple[int, ...], dtype: str
+) -> tuple[Mismatch, ...]:
+    import torch
+
+    edge = 0.98 * float(torch.finfo(getattr(torch, _real_dtype(dtype))).max)
+    for start, cb, rb, _ in _blocks(c, r, o):
+        wrong = (cb.isnan() != rb.isnan()) | (cb.isposinf() != rb.isposinf()) | (cb.isneginf() != rb.isneginf())
+        if not bool(wrong.any()):
+            continue
+        # At the edge of the range a rounding decides between the largest number and infinity.
+        near = cb.isinf() & (rb.abs() >= edge) & (cb.sign() == rb.sign())
+        near |= rb.isinf() & cb.isfinite() & (cb.abs() >= edge) & (cb.sign() == rb.sign())
+        wrong &= ~(near & ~rb.isnan() & ~cb.isnan())
+        count = int(wrong.sum())
+        if not count:
+            continue
+        row, column = _first(wrong)
+        detail = f"NaN or Inf where the reference has none, or the other way round ({count} elements in this block)"
+        index = _unravel((start + row) * int(c.shape[1]) + column, shape)
+        got, expected = float(cb[row, column]), float(rb[row, column])
+        pattern = _describe(wrong, shape) if start == 0 else ""
+        return (Mismatch(path, "nonfinite", detail, index=index, got=got, expected=expected, pattern=pattern),)
+    return ()
+
+
+def _real_dtype(dtype: str) -> str:
+    return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+
+
+def _independent(shape: tuple[int, ...]) -> int:
+    """How many errors are drawn independently: one per row, since a row's elements share its sum's error."""
+    rows = math.prod(shape[:-1]) if shape else 1
+    return rows if rows > 1 else math.prod(shape)
+
+
+def _judge_bias(path: str, sums: _Sums, limits: Tolerance, chance: float, ratio: float, kappa: float) -> list[Mismatch]:
+    """``chance`` is the standard deviation of the mean error that the error bound allows."""
+    mean = abs(sums.candidate_sum) / sums.count
+    reference = abs(sums.reference_sum) / sums.count
+    systematic = max(limits.kappa * reference, limits.kappa_bias * limits.unit_roundoff * sums.oracle_abs / sums.count)
+    bound = systematic + 4.0 * chance
+    if mean <= bound:
+        return []
+    detail = f"the mean error is {mean:.3g}, rounding allows {bound:.3g}: something is left out or one-sided"
+    return [Mismatch(path, "bias", detail, error_ratio=ratio, bound=kappa, got=mean, expected=bound)]
+
+
+def _judge_user_bound(path: str, c: Tensor, r: Tensor, o: Tensor, shape: tuple[int, ...], rule: Rule) -> list[Mismatch]:
+    if rule.atol is None and rule.rtol is None:
+        return []
+    atol, rtol = rule.atol or 0.0, rule.rtol or 0.0
+    for start, cb, rb, ob in _blocks(c, r, o):
+        ob = ob.where(ob.isfinite(), rb)
+        wrong = ((cb - ob).abs() > atol + rtol * ob.abs()) & cb.isfinite() & ob.isfinite()
+        if not bool(wrong.any()):
+            continue
+        row, column = _first(wrong)
+        index = _unravel((start + row) * int(c.shape[1]) + column, shape)
+        detail = f"outside the target's own atol={atol:g}, rtol={rtol:g}"
+        return [
+            Mismatch(path, "values", detail, index=index, got=float(cb[row, column]), expected=float(ob[row, column]))
+        ]
+    return []
+
+
+def _locate(
+    path: str,
+    kind: str,
+    c: Tensor,
+    r: Tensor,
+    o: Tensor,
+    shape: tuple[int, ...],
+    limit: float,
+    ratio: float,
+    bound: float,
+) -> Mismatch:
+    """Where the error is: the worst element, how many are off, and the pattern of their indices."""
+    worst, place, got, expected, off = -1.0, 0, 0.0, 0.0, 0
+    pattern = ""
+    for start, cb, rb, ob in _blocks(c, r, o):
+        ob = ob.where(ob.isfinite(), rb)
+        error = (cb - ob).abs().nan_to_num(0.0, 0.0)
+        wrong = error > limit
+        off += int(wrong.sum())
+        top = int(error.argmax())
+        if float(error.flatten()[top]) > worst:
+            worst, place = float(error.flatten()[top]), start * int(c.shape[1]) + top
+            got, expected = float(cb.flatten()[top]), float(ob.flatten()[top])
+        if not pattern and bool(wrong.any()):
+            pattern = _describe(wrong, shape if c.shape[0] == wrong.shape[0] else (), start)
+    total = c.numel()
+    norm = "error norm" if kind == "values" else "largest error of a slice"
+    detail = (
+        f"{norm} is too large: {off} of {total} elements are off by more than {limit:.3g}, the worst by {worst:.3g}"
+    )
+    return Mismatch(path, kind, detail, ratio, bound, _unravel(place, shape), got, expected, pattern)
+
+
+def _describe(wrong: Tensor, shape: tuple[int, ...], first_row: int = 0) -> str:
+    """Name the pattern of wrong elements of a (rows, columns) mask in a few words."""
+    rows, columns = int(wrong.shape[0]), int(wrong.shape[1])
+    bad_rows = wrong.any(dim=1).nonzero().flatten().tolist()
+    bad_columns = wrong.any(dim=0).nonzero().flatten().tolist()
+    count = int(wrong.sum())
+    if count == rows * columns:
+        return "every element"
+    words = []
+    if len(bad_rows) < rows:
+        words.append(_span("row", bad_rows, rows, first_row))
+    if len(bad_columns) < columns:
+        words.append(_span("column", bad_columns, columns, 0))
+    filled = count / max(1, len(bad_rows) * len(bad_columns))
+    words.append("all elements there" if filled > 0.999 else f"{filled:.0%} of the elements there")
+    return "; ".join(words) + (f" (rows along the last dimension of {shape})" if len(shape) > 2 else "")
+
+
+def _span(noun: str, found: Sequence[int], total: int, first: int) -> str:
+    low, high, count = found[0], found[-1], len(found)
+    if count == 1:
+        last = " (the last)" if low == total - 1 else ""
+        return f"only {noun} {low + first}{last}"
+    if high - low + 1 == count:
+        if high == total - 1:
+            return f"{noun}s from {low + first} to the end"
+        return f"{noun}s {low + first} to {high + first}"
+    steps = {b - a for a, b in itertools.pairwise(found)}
+    if len(steps) == 1:
+        return f"every {steps.pop()}th {noun} from {low + first}"
+    return f"{count} of {total} {noun}s, between {low + first} and {high + first}"
+
+
+def _first(mask: Tensor) -> tuple[int, ...]:
+    place = int(mask.flatten().byte().argmax())
+    return _unravel(place, tuple(mask.shape))
+
+
+def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        index.append(place % size)
+        place //= size
+    return tuple(reversed(index))
+
+
+def judge_indices(path: str, candidate: Tensor, reference: Tensor, sources: Sequence[Tensor]) -> Judgement:
+    """An output the target declares to be indices (top-k, argmax, sort): ties may be broken either way.
+
+    ``sources`` are fp64 tensors the indices may point into (the inputs); the first whose shape fits decides. Compared
+    are the values at the indices, their range, and that no index occurs twice where the reference repeats none.
+    """
+    import torch
+
+    if tuple(candidate.shape) != tuple(reference.shape) or candidate.dtype != reference.dtype:
+        return _judge_exact_shape(path, candidate, reference)
+    if torch.equal(candidate, reference):
+        return Judgement(0.0, 0.0, ())
+    for source in sources:
+        dim = _indexed_dim(tuple(candidate.shape), tuple(source.shape))
+        if dim is not None:
+            return _judge_gathered(path, candidate, reference, source, dim)
+    return _judge_exact(path, candidate, reference)
+
+
+def _judge_exact_shape(path: str, candidate: Tensor, reference: Tensor) -> Judgement:
+    same = tuple(candidate.shape) == tuple(reference.shape)
+    kind = "dtype" if same else "shape"
+    detail = f"{candidate.dtype} {tuple(candidate.shape)}, expected {reference.dtype} {tuple(reference.shape)}"
+    return Judgement(None, None, (Mismatch(path, kind, detail),))
+
+
+def _indexed_dim(index_shape: tuple[int, ...], source_shape: tuple[int, ...]) -> int | None:
+    """Along which dimension of the source an index tensor of this shape points; -1 for a flattened last dimension."""
+    if len(index_shape) == len(source_shape):
+        differing = [d for d, (a, b) in enumerate(zip(index_shape, source_shape, strict=True)) if a != b]
+        if not differing:
+            return len(source_shape) - 1
+        return differing[0] if len(differing) == 1 else None
+    if len(index_shape) == len(source_shape) - 1:
+        for dim in reversed(range(len(source_shape))):
+            if source_shape[:dim] + source_shape[dim + 1 :] == index_shape:
+                return dim
+    return None
+
+
+def _judge_gathered(path: str, candidate: Tensor, reference: Tensor, source: Tensor, dim: int) -> Judgement:
+    import torch
+
+    squeezed = candidate.dim() < source.dim()
+    c, r = (t.to(torch.int64).unsqueeze(dim) if squeezed else t.to(torch.int64) for t in (candidate, reference))
+    outside = (c < 0) | (c >= source.shape[dim])
+    if bool(outside.any()):
+        index = _first(outside)
+        detail = f"{int(outside.sum())} indices outside 0..{source.shape[dim] - 1}"
+        return Judgement(None, 0.0, (Mismatch(path, "integer", detail, index=index, got=float(c[index])),))
+    got, expected = source.gather(dim, c), source.gather(dim, r)
+    wrong = (got != expected) & ~(got.isnan() & expected.isnan())
+    if bool(wrong.any()):
+        index = _first(wrong)
+        detail = f"{int(wrong.sum())} of {wrong.numel()} indices point at other values than the reference's"
+        return Judgement(
+            None,
+            0.0,
+            (Mismatch(path, "integer", detail, index=index, got=float(got[index]), expected=float(expected[index])),),
+        )
+    ordered_c, ordered_r = c.sort(dim=dim).values, r.sort(dim=dim).values
+    repeats_c = int((ordered_c.diff(dim=dim) == 0).sum())
+    if repeats_c > int((ordered_r.diff(dim=dim) == 0).sum()):
+        return Judgement(None, 0.0, (Mismatch(path, "integer", f"{repeats_c} indices occur twice"),))
+    return Judgement(0.0, 0.0, ())

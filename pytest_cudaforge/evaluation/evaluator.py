@@ -1,0 +1,533 @@
+"""The only door to a verdict: ``Evaluator.evaluate(candidate, target) -> Evaluation``.
+
+The process that calls it imports no torch, no target and no candidate and makes no CUDA context. It owns the lease,
+the secrets, the deciding clock and the build cache; everything else happens in children.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from pytest_cudaforge import hardware
+from pytest_cudaforge.errors import ConfigError, DeviceError, ForgeError, OracleError
+from pytest_cudaforge.evaluation import timing as statistics
+from pytest_cudaforge.evaluation.building import Kitchen, Product
+from pytest_cudaforge.evaluation.contract import label_of
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.evaluation.sandbox import SandboxSettings
+from pytest_cudaforge.evaluation.sitting import (
+    Pace,
+    Rotation,
+    Sitting,
+    frame_count,
+    open_rotation,
+    stalled_share,
+    summarise,
+    time_alone,
+    was_disturbed,
+)
+from pytest_cudaforge.evaluation.verification import Verifier
+from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.evaluation.zygote import ForkServers
+from pytest_cudaforge.hardware import roofline
+from pytest_cudaforge.languages.cache import BuildCache
+from pytest_cudaforge.lease import DeviceLease
+from pytest_cudaforge.records import (
+    Baseline,
+    Build,
+    Candidate,
+    DeviceFacts,
+    Evaluation,
+    Isolation,
+    Sample,
+    Status,
+    Target,
+    TargetFacts,
+    Timing,
+    Verification,
+    Work,
+    WorkloadFacts,
+    WorkloadTiming,
+)
+
+__all__ = ["Evaluator", "EvaluatorSettings"]
+
+_TIMING_BUDGET_S = {"cpu": 0.9, "cuda": 1.5}
+_HANG_LIMIT_S = 10.0
+#: A speedup over torch.compile that asks for a second look.
+_QUARANTINE = 10.0
+#: Rotations that hold more than this are closed after use.
+_KEEP_ROTATION_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class EvaluatorSettings:
+    """``device``: "cpu" or "cuda:N". ``arch`` None: the device's own. ``hang_limit_s`` None: from the reference's time,
+    at least 10 s. ``timing_budget_s`` is per candidate, over all its workloads. ``allow`` None: the target's own."""
+
+    device: str = "cpu"
+    arch: str | None = None
+    isolation: Literal["auto", "none"] = "auto"
+    cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "cudaforge")
+    trials: int = 5
+    hang_limit_s: float | None = None
+    timing_budget_s: float | None = None
+    allow: tuple[str, ...] | None = None
+    python_paths: tuple[str, ...] = ()
+    lock_dir: Path | None = None
+
+
+@dataclass
+class _Known:
+    """What has been learnt about one target: facts, baselines and open rotations by workload."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    facts: TargetFacts | None = None
+    rotations: dict[str, Rotation] = field(default_factory=dict)
+    alone: dict[str, dict[str, Sample]] = field(default_factory=dict)
+    baselines: tuple[Baseline, ...] | None = None
+
+
+class Evaluator:
+    """A context manager; thread-safe. Children start on first use and are kept warm until :meth:`close`."""
+
+    def __init__(self, settings: EvaluatorSettings) -> None:
+        if settings.trials < 1:
+            raise ConfigError(f"trials = {settings.trials}", expected="at least 1")
+        self.settings = settings
+        self.kind, _ = hardware.parse_device(settings.device)
+        self._threads = _thread_policy() if self.kind == "cpu" else ()
+        self.oracle = OracleClient(
+            settings.device,
+            cache_dir=settings.cache_dir,
+            python_paths=settings.python_paths,
+            environment=self._threads,
+        )
+        self._servers = ForkServers(SandboxSettings(isolation=settings.isolation, environment=self._threads))
+        self._cache = BuildCache(settings.cache_dir / "builds")
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End every child; a second call does nothing."""
+        self.oracle.close()
+        self._servers.close()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- facts
+
+    @functools.cached_property
+    def device(self) -> DeviceFacts:
+        """The device at hand with measured ceilings (measured once per machine, about 2 s)."""
+        facts = hardware.detect_in_child(self.settings.device)
+        return roofline.with_ceilings(facts, self.settings.cache_dir, self._measure_ceilings)
+
+    def _measure_ceilings(self) -> roofline.Ceilings:
+        data = self.oracle.request("ceilings")
+        return data["bandwidth"], tuple((name, value) for name, value in data["peaks"])
+
+    @functools.cached_property
+    def lease(self) -> DeviceLease:
+        """Who may use the device now."""
+        identity = self.device.uuid if self.kind == "cuda" else f"cpu-{platform.node()}"
+        return DeviceLease(
+            self.kind if self.kind == "cpu" else self.settings.device,
+            identity=identity,
+            lock_dir=self.settings.lock_dir,
+        )
+
+    @property
+    def isolation(self) -> Isolation:
+        """Grade of this machine for the device's own language (cuda or cpp)."""
+        return self._servers.isolation("cuda" if self.kind == "cuda" else "cpp")
+
+    def facts(self, target: Target) -> TargetFacts:
+        """What importing and running the target tells; kept. Raises TargetError."""
+        known = self._about(target)
+        with known.lock:
+            if known.facts is None:
+                with self.lease.work():
+                    known.facts = self.oracle.facts(target)
+            return known.facts
+
+    def lint(self, target: Target) -> tuple[str, ...]:
+        """Reasons why a trivial kernel could pass; empty where none was found. Raises TargetError."""
+        facts = self.facts(target)
+        with self.lease.work():
+            return tuple(
+                f"{workload.name}: {text}"
+                for workload in facts.workloads
+                for text in self.oracle.lint(target, workload.name)
+            )
+
+    def _about(self, target: Target) -> _Known:
+        with self._lock:
+            return self._known.setdefault(f"{target.root}\0{target.id}\0{target.digest}", _Known())
+
+    # -- baselines
+
+    def baselines(self, target: Target) -> tuple[Baseline, ...]:
+        """Eager and torch.compile, each timed alone; once per target, then kept. Raises TargetError."""
+        facts, known = self.facts(target), self._about(target)
+        with known.lock:
+            if known.baselines is None:
+                known.baselines = tuple(self._baseline(target, known, w, facts.precision) for w in facts.workloads)
+            return known.baselines
+
+    def _baseline(self, target: Target, known: _Known, workload: WorkloadFacts, precision: str) -> Baseline:
+        rotation = self._rotation(target, known, workload)
+        with self.lease.timing():
+            alone = time_alone(self.oracle, rotation, self.kind, self._pace(1), self._flush_bytes)
+        known.alone[workload.name] = alone
+        self._release(known, workload)
+        min_bytes = workload.input_bytes + workload.state_bytes + workload.output_bytes
+        return Baseline(
+            workload=workload.name,
+            eager=alone["eager"],
+            compile=alone.get("compile"),
+            compile_note=rotation.compile_note,
+            roofline_ns=roofline.reference_ns(workload, precision, self.device),
+            min_bytes=min_bytes,
+            flops=workload.flops,
+        )
+
+    def _rotation(self, target: Target, known: _Known, workload: WorkloadFacts) -> Rotation:
+        rotation = known.rotations.get(workload.name)
+        if rotation is None or rotation.generation != self.oracle.generation:
+            frames = frame_count(workload, self.kind, self._cache_bytes)
+            with self.lease.work():
+                rotation = open_rotation(self.oracle, target, workload, frames)
+            known.rotations[workload.name] = rotation
+        return rotation
+
+    def _release(self, known: _Known, workload: WorkloadFacts) -> None:
+        """Give a rotation of gigabytes back; small ones stay for the next candidate."""
+        rotation = known.rotations.get(workload.name)
+        if rotation is not None and rotation.frames * workload.input_bytes > _KEEP_ROTATION_BYTES:
+            del known.rotations[workload.name]
+            if rotation.generation == self.oracle.generation:
+                self.oracle.request("end_rotation", rotation=rotation.number)
+
+    @property
+    def _cache_bytes(self) -> int:
+        return self.device.l2_bytes * (self.device.sm_count if self.kind == "cpu" else 1)
+
+    @property
+    def _flush_bytes(self) -> int:
+        return 2 * self.device.l2_bytes if self.kind == "cuda" else 0
+
+    def _pace(self, workloads: int) -> Pace:
+        budget_s = self.settings.timing_budget_s or _TIMING_BUDGET_S[self.kind]
+        return Pace.of(self.kind, budget_s / max(1, workloads))
+
+    # -- the verdict
+
+    def evaluate(self, candidate: Candidate, target: Target, *, timing: bool = True, fresh: bool = False) -> Evaluation:
+        """Build, verify and time one candidate. A failed candidate is an Evaluation; a bad situation raises.
+
+        ``fresh``: build from source in a fresh sandbox, past the build cache (the winner's final verdict).
+        """
+        began = time.perf_counter()
+        facts = self.facts(target)
+        attempt = _Attempt(self, candidate, target, facts, fresh)
+        try:
+            attempt.build_and_verify()
+            if timing:
+                attempt.time()
+            status, reason = Status.PASSED, attempt.summary
+        except Refusal as refusal:
+            attempt.note(refusal)
+            status, reason = refusal.status, refusal.reason
+            self._after_failure(refusal)
+        return Evaluation(
+            status=status,
+            reason=reason,
+            candidate=candidate.digest,
+            target=target.id,
+            isolation=self._servers.isolation(candidate.language),
+            language=candidate.language,
+            device=self.device.name if self.kind == "cuda" else "cpu",
+            work=attempt.work,
+            build=attempt.build,
+            verification=attempt.verification,
+            timing=attempt.timing,
+            seconds=round(time.perf_counter() - began, 4),
+            environment=self._environment(facts),
+        )
+
+    def _after_failure(self, refusal: Refusal) -> None:
+        """A candidate that crashed or hung may have hurt the device: ask it for a known answer."""
+        if self.kind != "cuda" or refusal.status not in (Status.RUNTIME_ERROR, Status.TIMEOUT):
+            return
+        try:
+            self.oracle.request("canary", timeout_s=60.0)
+        except (DeviceError, OracleError) as error:
+            raise DeviceError(
+                f"{self.settings.device} is unhealthy after a candidate failed: {error.what}",
+                expected="a known answer from a simple kernel",
+                remedy="look at nvidia-smi and the kernel log before the next run",
+            ) from error
+
+    def _environment(self, facts: TargetFacts) -> tuple[tuple[str, str], ...]:
+        hello = self.oracle.hello()
+        return (
+            ("python", hello["python"]),
+            ("torch", hello["torch"]),
+            ("cuda", hello["cuda"]),
+            ("threads", str(hello["threads"])),
+            ("device", self.device.name),
+            ("arch", self.device.arch),
+            ("precision", facts.precision),
+            ("mode", facts.mode),
+            ("omp_wait_policy", dict(self._threads).get("OMP_WAIT_POLICY", "default")),
+            ("host", f"{platform.system()} {platform.release()}"),
+        )
+
+    def worker_of(self, candidate: Candidate, product: Product) -> Worker:
+        """A fresh worker with the product loaded. Raises the worker's failures."""
+        library_calls = bool(product.traced.main.library_calls)
+        if product.traced.prepare is not None:
+            library_calls |= bool(product.traced.prepare.library_calls)
+        worker = self._servers.worker(candidate.language, library_calls=library_calls)
+        try:
+            worker.start(product.traced, product.binaries, self.settings.device, timeout_s=self.hang_limit_s(None) + 20)
+        except ForgeError:
+            worker.close()
+            raise
+        return worker
+
+    def hang_limit_s(self, alone: Sample | None) -> float:
+        """Soft limit of one operation of a candidate."""
+        if self.settings.hang_limit_s is not None:
+            return self.settings.hang_limit_s
+        return max(_HANG_LIMIT_S, 200 * alone.median_ns / 1e9 if alone else 0.0)
+
+
+class _Attempt:
+    """One candidate on its way through the stages; holds the parts of the verdict found so far."""
+
+    def __init__(
+        self, evaluator: Evaluator, candidate: Candidate, target: Target, facts: TargetFacts, fresh: bool
+    ) -> None:
+        self.evaluator, self.candidate, self.target, self.facts = evaluator, candidate, target, facts
+        self.fresh = fresh
+        self.work: Work | None = None
+        self.build: Build | None = None
+        self.verification: Verification | None = None
+        self.timing: Timing | None = None
+        self._products: tuple[Product, ...] = ()
+        self._own_share: float | None = None
+        self._foreign = 0.0
+
+    @property
+    def summary(self) -> str:
+        """The reason of a pass, in one line."""
+        if self.timing is None:
+            return "correct"
+        return f"correct, {self.timing.decision}: {self.timing.speedup_eager:.2f}x eager" + (
+            f", {self.timing.speedup_compile:.2f}x torch.compile" if self.timing.speedup_compile is not None else ""
+        )
+
+    def note(self, refusal: Refusal) -> None:
+        """Keep what was known when a stage refused the candidate."""
+        self.build = refusal.build or self.build
+        self.verification = refusal.verification or self.verification
+
+    def build_and_verify(self) -> None:
+        """Trace and compile for every workload, then verify. Raises Refusal."""
+        host, candidate = self.evaluator, self.candidate
+        self._require_language()
+        with host.lease.work():
+            kitchen = Kitchen(
+                candidate,
+                self.facts,
+                host.device,
+                arch=host.settings.arch or host.device.arch,
+                builder=host._servers.builder(),
+                cache=None if self.fresh else host._cache,
+            )
+            try:
+                self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
+                self.build = kitchen.build
+                self._label(None)
+                verifier = self._verifier(kitchen)
+                self.verification = verifier.verify(self._products)
+            finally:
+                self.build = self.build or (kitchen.build if kitchen.seconds else None)
+
+    def _require_language(self) -> None:
+        language = self.candidate.language
+        if language == "module":
+            raise Refusal(Status.REJECTED, "module candidates (ModelNew) cannot be evaluated yet: use cpp or cuda")
+        wanted = "cuda" if self.evaluator.kind == "cuda" else "cpp"
+        if language in ("cpp", "cuda") and language != wanted:
+            raise ConfigError(
+                f"a {language} candidate cannot run on {self.evaluator.settings.device}",
+                expected=f"a {wanted} candidate",
+                remedy=f"pass --device {'cpu' if language == 'cpp' else 'cuda'}",
+            )
+
+    def _verifier(self, kitchen: Kitchen) -> Verifier:
+        host = self.evaluator
+        return Verifier(
+            self.target,
+            self.facts,
+            kitchen,
+            host.oracle,
+            self._worker_of,
+            trials=host.settings.trials,
+            hang_limit_s=host.hang_limit_s(self._slowest()),
+        )
+
+    def _slowest(self) -> Sample | None:
+        alone = self.evaluator._about(self.target).alone.values()
+        return max((samples["eager"] for samples in alone), key=lambda sample: sample.median_ns, default=None)
+
+    def _worker_of(self, product: Product) -> Worker:
+        return self.evaluator.worker_of(self.candidate, product)
+
+    def _label(self, own_share: float | None) -> None:
+        """Name the work done, over all workloads the least own; refuse what is not allowed."""
+        order: tuple[Work, ...] = ("kernel", "mixed", "library", "rewrite")
+        labels = [label_of(product.traced.main, own_share) for product in self._products]
+        work: Work = max(labels, key=order.index)
+        self.work = work
+        allowed = {"kernel", *(self.evaluator.settings.allow or self.facts.allow)}
+        if work not in allowed:
+            raise Refusal(
+                Status.REJECTED,
+                f"the work is labelled {work!r}: {_WHY[work]}; allowed here: {', '.join(sorted(allowed))}",
+            )
+
+    # -- timing
+
+    def time(self) -> None:
+        """Time every workload against its baselines. Raises Refusal where the candidate fails under the clock."""
+        host, known = self.evaluator, self.evaluator._about(self.target)
+        host.baselines(self.target)
+        timed, notes, disturbed = [], [], False
+        for product in self._products:
+            with known.lock:
+                rotation = host._rotation(self.target, known, product.workload)
+            try:
+                result, note = self._timed(product, rotation, known)
+            finally:
+                host._release(known, product.workload)
+            disturbed |= note == _DISTURBED
+            timed.append(result)
+            notes += [f"{product.workload.name}: {note}"] if note else []
+        self.timing = self._verdict(timed, notes, disturbed)
+        if self._own_share is not None:
+            self._label(self._own_share)
+
+    def _timed(self, product: Product, rotation: Rotation, known: _Known) -> tuple[WorkloadTiming, str]:
+        host, name = self.evaluator, product.workload.name
+        note = ""
+        for attempt in range(2):
+            with host.lease.timing():
+                result = self._sit(product, rotation)
+                self._check_physics(product, result)
+                if not was_disturbed(known.alone[name], result):
+                    break
+                # With the candidate gone: was it the candidate, or is the machine slower now?
+                known.alone[name] = time_alone(host.oracle, rotation, host.kind, host._pace(1), host._flush_bytes)
+            note = _DISTURBED if attempt else note
+        if result.vs_compile is not None and result.vs_compile.speedup > _QUARANTINE and note != _DISTURBED:
+            with host.lease.timing():
+                second = self._sit(product, rotation)
+            note = f"more than {_QUARANTINE:g}x torch.compile: measured twice"
+            result = min(result, second, key=lambda timing: timing.vs_eager.speedup)
+        return result, note
+
+    def _sit(self, product: Product, rotation: Rotation) -> WorkloadTiming:
+        host = self.evaluator
+        alone = host._about(self.target).alone[product.workload.name]["eager"]
+        sitting = Sitting(
+            self.target,
+            product,
+            rotation,
+            host.oracle,
+            self._worker_of,
+            device=host.kind,
+            pace=host._pace(len(self._products)),
+            flush_bytes=host._flush_bytes,
+            hang_limit_s=host.hang_limit_s(alone),
+        )
+        blocks = sitting.measure()
+        if sitting.own_share is not None:
+            self._own_share = min(sitting.own_share, self._own_share or 1.0)
+        if not blocks:
+            raise Refusal(Status.REJECTED, f"{product.workload.name}: the clock gave no usable block")
+        self._foreign = max(self._foreign, max(block.foreign for block in blocks))
+        bound_ns = roofline.reference_ns(product.workload, self.facts.precision, host.device)
+        return summarise(rotation, blocks, len(product.traced.main.launches), bound_ns)
+
+    def _check_physics(self, product: Product, result: WorkloadTiming) -> None:
+        """On a GPU nothing writes its outputs faster than the memory takes them."""
+        device = self.evaluator.device
+        if self.evaluator.kind != "cuda" or not device.bandwidth_bytes_per_s:
+            return
+        # The ceiling is measured as read plus write; a pure write may reach a little more. Small outputs stay in L2.
+        floor_ns = 0.8 * product.workload.output_bytes / device.bandwidth_bytes_per_s * 1e9
+        if product.workload.output_bytes > 2 * device.l2_bytes and result.candidate.median_ns < floor_ns:
+            reason = f"{result.candidate.median_ns:.0f} ns is less than its outputs' bytes take ({floor_ns:.0f} ns)"
+            raise Refusal(Status.REJECTED, f"{product.workload.name}: faster than physics allows: {reason}")
+
+    def _verdict(self, timed: Sequence[WorkloadTiming], notes: list[str], disturbed: bool) -> Timing:
+        deciding = []
+        for result in timed:
+            faster = result.compile is not None and result.compile.median_ns < result.eager.median_ns
+            deciding.append(result.vs_compile if faster and result.vs_compile is not None else result.vs_eager)
+            if result.roofline_ns is not None and result.candidate.median_ns < result.roofline_ns:
+                notes.append(f"{result.workload}: faster than the roofline's estimate; why is not known")
+        compiled = [r.vs_compile for r in timed if r.vs_compile is not None]
+        if self._foreign > statistics.FOREIGN:
+            notes.append(f"other processes kept the cores busy: somebody waited {self._foreign:.0%} of the time")
+        return Timing(
+            decision="disturbed" if disturbed else statistics.decide(statistics.combine(deciding)),
+            clock="events" if self.evaluator.kind == "cuda" else "supervisor",
+            speedup_eager=statistics.combine([r.vs_eager for r in timed]).speedup,
+            speedup_compile=statistics.combine(compiled).speedup if len(compiled) == len(timed) else None,
+            workloads=tuple(timed),
+            note="; ".join(notes),
+            own_share=self._own_share,
+        )
+
+
+_DISTURBED = "the baselines ran slower beside the candidate than alone, twice"
+
+_WHY: dict[Work, str] = {
+    "kernel": "its own kernels do the work",
+    "mixed": "general torch operators do part of the work",
+    "library": "library products do nearly all of the work",
+    "rewrite": "no kernel of its own does the work",
+}
+
+
+def _thread_policy() -> tuple[tuple[str, str], ...]:
+    """How waiting OpenMP threads behave, in references and candidates alike.
+
+    Spinning is torch's default and the fast one: sleeping threads made a 4 us eager softmax take 85 us. But where
+    other processes keep the cores busy, spinning threads wait for each other a thousand times longer; there they sleep.
+    """
+    chosen = os.environ.get("OMP_WAIT_POLICY", "")
+    if not chosen and stalled_share() > statistics.FOREIGN:
+        chosen = "passive"
+    return (("OMP_WAIT_POLICY", chosen),) if chosen else ()

@@ -1,0 +1,117 @@
+"""Device time of one call by CUDA events, cold, with the host's side hidden (program 1 of the timing rules).
+
+Per sample: reset persisting L2, overwrite the L2, queue a spin kernel, the start event, the call, the end event. While
+the device spins the host queues the rest, so that launch overhead stays out of the figure. The spin is bounded in time:
+one that waited for the host would deadlock once the launch queue is full.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudaforge.evaluation.arena import checked, driver_of
+
+if TYPE_CHECKING:
+    from pytest_cudaforge.runtime.replay import Bound
+
+__all__ = ["EventClock"]
+
+#: Our own device code, small enough for the driver's own translator: no compiler is needed in the worker.
+_SPIN = b"""
+.version 6.3
+.target sm_75
+.address_size 64
+.visible .entry cudaforge_spin(.param .u64 span_ns)
+{
+    .reg .u64 %begin, %now, %span;
+    .reg .pred %early;
+    ld.param.u64 %span, [span_ns];
+    mov.u64 %begin, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begin;
+    setp.lt.u64 %early, %now, %span;
+    @%early bra again;
+    ret;
+}
+"""
+_FIRST_SPIN_NS = 20_000
+_MAX_SPIN_NS = 20_000_000
+_STREAM = 0
+_RUNNING = "running main"
+
+
+class EventClock:
+    """Events, flush memory and the spin kernel of one device, in its primary context. Raises DeviceError throughout."""
+
+    def __init__(self, device: int) -> None:
+        self._driver = driver_of(device)
+        self._spin_ns = _FIRST_SPIN_NS
+        self._flush: Any = 0
+        self._flush_bytes = 0
+        self._module = checked(self._driver.cuModuleLoadData(_SPIN + b"\0"), "loading the spin kernel")
+        self._function = checked(self._driver.cuModuleGetFunction(self._module, b"cudaforge_spin"), "the spin kernel")
+        self._start = checked(self._driver.cuEventCreate(0), "an event")
+        self._end = checked(self._driver.cuEventCreate(0), "an event")
+        self._span = ctypes.c_uint64(0)
+        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._span))
+
+    def synchronize(self) -> None:
+        """Wait for everything on the device; the place where a kernel's fault shows, by its CUDA name."""
+        checked(self._driver.cuCtxSynchronize(), _RUNNING)
+
+    def sample(self, bounds: Sequence[Bound], samples: int, flush_bytes: int) -> list[int]:
+        """``samples`` times in ns, rotating over ``bounds``; then the largest lateness in ns and the exposed count."""
+        self._provide_flush(flush_bytes)
+        for bound in bounds:
+            bound.run()
+        self.synchronize()
+        times_ns: list[int] = []
+        late_ns = exposed = 0
+        for index in range(samples):
+            taken_ns, late, hidden = self._one(bounds[index % len(bounds)])
+            while not hidden and self._spin_ns < _MAX_SPIN_NS:
+                self._spin_ns *= 2
+                taken_ns, late, hidden = self._one(bounds[index % len(bounds)])
+            times_ns.append(taken_ns)
+            late_ns = max(late_ns, late)
+            exposed += not hidden
+        return [*times_ns, late_ns, exposed]
+
+    def _one(self, bound: Bound) -> tuple[int, int, bool]:
+        """Device ns, ns that a device-wide wait still took after the end event, whether the host was hidden."""
+        driver = self._driver
+        driver.cuCtxResetPersistingL2Cache()  # devices before sm_80 have none; another error shows at the next call
+        if self._flush_bytes:
+            checked(driver.cuMemsetD32Async(self._flush, 0, self._flush_bytes // 4, _STREAM), "overwriting the L2")
+        self._queue_spin()
+        checked(driver.cuEventRecord(self._start, _STREAM), "recording an event")
+        bound.run()
+        # From here to the end of the wait, whatever goes wrong is the call's doing.
+        checked(driver.cuEventRecord(self._end, _STREAM), _RUNNING)
+        hidden = driver.cuEventQuery(self._start)[0] == driver.CUresult.CUDA_ERROR_NOT_READY
+        checked(driver.cuEventSynchronize(self._end), _RUNNING)
+        before_ns = time.perf_counter_ns()
+        self.synchronize()
+        late_ns = time.perf_counter_ns() - before_ns
+        elapsed_ms = float(checked(driver.cuEventElapsedTime(self._start, self._end), "reading the events"))
+        return max(round(elapsed_ms * 1e6), 0), late_ns, hidden
+
+    def _queue_spin(self) -> None:
+        self._span.value = self._spin_ns
+        address = ctypes.addressof(self._params)
+        launched = self._driver.cuLaunchKernel(self._function, 1, 1, 1, 1, 1, 1, 0, _STREAM, address, 0)
+        checked(launched, "launching the spin kernel")
+
+    def _provide_flush(self, nbytes: int) -> None:
+        if nbytes == self._flush_bytes:
+            return
+        if self._flush_bytes:
+            checked(self._driver.cuMemFree(self._flush), "freeing flush memory")
+        self._flush_bytes = 0
+        if nbytes:
+            self._flush = checked(self._driver.cuMemAlloc(nbytes), f"{nbytes} bytes of flush memory")
+            self._flush_bytes = nbytes

@@ -1,0 +1,303 @@
+"""The fork server's own process: preloads modules, then forks one confined child per request.
+
+Three processes make one child, so that nobody the candidate can reach decides over life, death or exit status:
+the *guardian* (in the server's namespaces) enters new ones and waits; the *first process* inside them builds the view
+of the file system, reports the child's start and end to the supervisor and ends everything with it; the *child* is
+confined and serves requests. Death runs downwards: supervisor -> server (its control socket closes) -> guardian ->
+first process (PR_SET_PDEATHSIG) -> everything in the process namespace (the kernel).
+
+Single-threaded by design: fork in a process with threads is not safe. Nothing secret ever enters this process.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from typing import Any, NoReturn
+
+from pytest_cudaforge.evaluation import kernel_calls, sandbox
+from pytest_cudaforge.evaluation.abilities import find_abilities
+from pytest_cudaforge.evaluation.channel import Channel, ChannelClosed
+from pytest_cudaforge.evaluation.confinement import confine, enter_namespaces, has_view
+from pytest_cudaforge.evaluation.view import build_view
+from pytest_cudaforge.records import to_json
+
+__all__ = ["ENDED", "FAILED", "MAX_MESSAGE_BYTES", "PRELOADS", "READY", "STARTED", "main"]
+
+#: First byte of a message on the status socket; STARTED carries a descriptor of the child (pidfd).
+STARTED, READY, FAILED, ENDED = b"S", b"R", b"F", b"X"
+MAX_MESSAGE_BYTES = 1 << 18
+
+_PLAIN = (
+    "pytest_cudaforge.evaluation.worker",
+    "pytest_cudaforge.evaluation.builder",
+    "pytest_cudaforge.languages.cpp",
+    "pytest_cudaforge.runtime.trace",
+    "pytest_cudaforge.runtime.replay",
+    "pytest_cudaforge.runtime.replay_cpu",
+)
+_CUDA = (
+    "cuda.bindings.driver",
+    "cuda.bindings.nvrtc",
+    "cuda.core",
+    "pytest_cudaforge.evaluation.event_clock",
+    "pytest_cudaforge.languages.cuda",
+    "pytest_cudaforge.runtime.replay_cuda",
+)
+_LIBRARY = "pytest_cudaforge.runtime.library"
+#: What each kind of server has in memory before it forks. A module missing here is missed by the child, which says so.
+PRELOADS: dict[str, tuple[str, ...]] = {
+    "plain": _PLAIN,
+    "cuda": (*_PLAIN, *_CUDA),
+    "torch": (*_PLAIN, "torch", _LIBRARY, *_CUDA),
+    "shapes": (*_PLAIN, "torch", _LIBRARY),
+}
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+#: User ids for children of a server that runs as root: systemd's range for short-lived users.
+_FIRST_UID, _UIDS = 61184, 4000
+
+
+def main(control_fd: int, kind: str) -> NoReturn:
+    """Serve until the supervisor closes its end of the control socket."""
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    _preload(kind)
+    abilities = find_abilities()
+    control.send(json.dumps(to_json(abilities)).encode())
+    gc.collect()
+    gc.freeze()
+    _Server(control, abilities).serve()
+    os._exit(0)
+
+
+def _preload(kind: str) -> None:
+    if kind == "shapes":
+        # Its children never use a GPU. What torch's meta kernels import looks for one, and a driver that was asked
+        # before a fork is lost to the child: hence a server of its own, and no compile workers either.
+        os.environ.update(CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1")
+    for name in PRELOADS[kind]:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    if kind == "shapes" and "torch" in sys.modules:
+        sys.modules[_LIBRARY].warm_up()
+
+
+class _Server:
+    def __init__(self, control: socket.socket, abilities: sandbox.Abilities) -> None:
+        self._control = control
+        self._abilities = abilities
+        self._guardians: dict[int, int] = {}
+        self._pid = os.getpid()
+        self._forked = 0
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        while True:
+            message, descriptors = _receive(self._control)
+            if message is None:
+                break
+            if "kill" in message:
+                self._kill(int(message["kill"]))
+                continue
+            channel, status = descriptors
+            self._fork(message, channel, status)
+            os.close(channel)
+            os.close(status)
+        for guardian in list(self._guardians):
+            os.kill(guardian, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._guardians.pop(pid, None)
+
+    def _kill(self, child_id: int) -> None:
+        for guardian, served in list(self._guardians.items()):
+            if served == child_id:
+                os.kill(guardian, signal.SIGKILL)
+
+    def _fork(self, message: dict[str, Any], channel: int, status: int) -> None:
+        self._forked += 1
+        spec = sandbox.spec_from_json(message["spec"])
+        uid = _FIRST_UID + (self._pid * 64 + self._forked) % _UIDS
+        spec = sandbox.with_uid(spec, self._abilities, uid)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
+            _outermost(lambda: _Guardian(spec, self._abilities, channel, status, self._pid).run(self._control), status)
+        self._guardians[pid] = int(message["id"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+class _Guardian:
+    """The processes of one child, each a method that ends in ``os._exit``."""
+
+    def __init__(
+        self, spec: sandbox.ChildSpec, abilities: sandbox.Abilities, channel: int, status: int, server: int
+    ) -> None:
+        self._spec = spec
+        self._abilities = abilities
+        self._channel = channel
+        self._status = status
+        self._server = server
+        self._grouped = spec.defences.group
+        self._tmp = "/tmp"
+
+    def run(self, control: socket.socket) -> None:
+        control.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        if self._grouped:
+            kernel_calls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            kernel_calls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        if os.getppid() != self._server:
+            return
+        if not self._views():
+            self._tmp = tempfile.mkdtemp(prefix="cudaforge-")
+            if self._spec.uid:
+                os.chown(self._tmp, self._spec.uid, self._spec.uid)
+        fresh_proc = self._views() and self._abilities.fresh_proc
+        enter_namespaces(self._spec, self._abilities.namespaces, fresh_proc=fresh_proc)
+        alive, held = os.pipe()
+        first = os.fork()
+        if first == 0:
+            os.close(held)
+            _outermost(lambda: self._first(alive), self._status)
+        os.close(self._channel)
+        os.close(self._status)
+        kernel_calls.prctl(_PR_SET_DUMPABLE, 0)
+        os.waitpid(first, 0)
+        self._end_strays()
+        if not self._views():
+            shutil.rmtree(self._tmp, ignore_errors=True)
+
+    def _views(self) -> bool:
+        return has_view(self._spec, self._abilities)
+
+    def _first(self, alive: int) -> None:
+        """Process 1 of the new process namespace, where there is one."""
+        if self._grouped:
+            kernel_calls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            kernel_calls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        if select.select([alive], [], [], 0)[0]:
+            return  # the guardian died before the line above took effect
+        if self._views():
+            build_view(self._spec, self._abilities.fresh_proc)
+        child = os.fork()
+        if child == 0:
+            _outermost(self._child, self._status)
+        os.close(self._channel)
+        kernel_calls.prctl(_PR_SET_DUMPABLE, 0)
+        status = socket.socket(fileno=self._status)
+        _send_started(status, child)
+        # WNOWAIT keeps the child's process id, and with it its group's, from being reused until the group is gone.
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        if self._grouped:
+            _signal_group(child, signal.SIGKILL)
+        _, ended = os.waitpid(child, 0)
+        self._end_strays()
+        try:
+            status.send(ENDED + ended.to_bytes(4, "little"))
+        except OSError:
+            return  # nobody waits any more
+
+    def _end_strays(self) -> None:
+        """Kill what the child left behind and this process inherited as subreaper, generation by generation."""
+        while self._grouped:
+            pids = _children()
+            if not pids:
+                return
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for pid in pids:
+                os.waitpid(pid, 0)
+
+    def _child(self) -> None:
+        if self._spec.defences.group:
+            os.setsid()
+        os.environ["TMPDIR"] = os.environ["HOME"] = self._tmp
+        tempfile.tempdir = None
+        os.chdir(self._tmp)
+        confine(self._spec, self._abilities, [self._channel, self._status], self._tmp)
+        if self._grouped:
+            # Only now: a change of user id clears it.
+            kernel_calls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.write(self._status, READY)
+        os.close(self._status)
+        role = importlib.import_module(f"pytest_cudaforge.evaluation.{self._spec.role}")
+        try:
+            role.serve(Channel(socket.socket(fileno=self._channel)))
+        except ChannelClosed:
+            return
+
+
+def _outermost(body: Any, status: int) -> NoReturn:
+    """Run a forked process's body; whatever goes wrong is reported on the status socket, if that is still open."""
+    try:
+        body()
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - outermost frame of a forked process
+        text = traceback.format_exc()[-3000:]
+        with contextlib.suppress(OSError):
+            os.write(status, FAILED + text.encode("utf-8", "replace"))
+        os._exit(70)
+
+
+def _send_started(status: socket.socket, child: int) -> None:
+    """With a descriptor of the child, where the kernel gives one."""
+    try:
+        pidfd = os.pidfd_open(child)
+    except OSError:
+        status.send(STARTED)
+        return
+    status.sendmsg([STARTED], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
+    os.close(pidfd)
+
+
+def _signal_group(pgid: int, number: int) -> None:
+    try:
+        os.killpg(pgid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _children() -> list[int]:
+    """Process ids of this process's children; empty where /proc is not there (a process namespace ends them then)."""
+    try:
+        with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as stream:
+            return [int(word) for word in stream.read().split()]
+    except OSError:
+        return []
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    space = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+    data, ancillary, _, _ = control.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for _, kind, payload in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload)
+    return (json.loads(data) if data else None), list(descriptors)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,405 @@
+"""The supervisor's handle to the oracle: a trusted, long-lived child with torch that serves many targets.
+
+The process itself is :mod:`pytest_cudaforge.evaluation.oracle_child`; nothing here imports torch. A child that dies
+(a target may call ``os._exit``) is reported with what it last printed and started anew at the next request.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from pytest_cudaforge import errors
+from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
+from pytest_cudaforge.records import Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
+
+__all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase"]
+
+_LENGTH = struct.Struct("<Q")
+_MAX_REPLY_BYTES = 1 << 30
+
+#: What the oracle inherits. No token, key or proxy credential is on this list.
+_ENVIRONMENT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+)
+
+#: Operations that run a target's own code before anything else may have: a death there is the target's.
+_TARGET_CODE = ("facts", "lint", "structures", "variants", "rotation")
+
+
+@dataclass(frozen=True)
+class TrialCase:
+    """How one trial's values come about; ``weights_seed`` None means the weights as constructed."""
+
+    seed: int
+    family: str = "drawn"
+    weights_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The oracle's judgement of one call. ``partial``: fp64 was not possible everywhere."""
+
+    mismatches: tuple[Mismatch, ...]
+    error_ratio: float | None
+    bound: float | None
+    partial: bool
+
+
+@dataclass(frozen=True)
+class ExportedArena:
+    """An arena the oracle made, as a worker's ``attach`` wants it. The descriptor is ours to close."""
+
+    fd: int
+    nbytes: int
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+class OracleClient:
+    """Starts the oracle on first use. Thread-safe; requests are served one after another.
+
+    Every method raises TargetError where the target's own code fails, DeviceError where the device does, OracleError
+    where the child died, stayed silent or broke the protocol.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        *,
+        cache_dir: Path,
+        threads: int | None = None,
+        python_paths: Sequence[str] = (),
+        timeout_s: float = 900.0,
+        environment: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.device = device
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.cache_dir, self.python_paths, self.timeout_s = cache_dir, tuple(python_paths), timeout_s
+        self.extra_environment = dict(environment)
+        self.generation = 0
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._log: IO[bytes] | None = None
+        self._hello: dict[str, Any] = {}
+        self._variants: dict[tuple[str, ...], tuple[tuple[str, WorkloadFacts], ...]] = {}
+
+    # -- the process
+
+    def start(self) -> None:
+        """Start the child now (it would start by itself); returns at once, imports go on in the child."""
+        with self._lock:
+            if self._process is not None:
+                return
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            # The log stays open as long as the child lives.
+            self._log = tempfile.TemporaryFile(prefix="cudaforge-oracle-")  # noqa: SIM115
+            argv = [sys.executable, "-m", "pytest_cudaforge.evaluation.oracle_child", str(theirs.fileno())]
+            try:
+                self._process = subprocess.Popen(
+                    [*argv, self.device, str(self.threads), *self.python_paths],
+                    env=self._environment(),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    pass_fds=[theirs.fileno()],
+                    **_own_group(),
+                )
+            except OSError as error:
+                raise OracleError(f"the oracle could not be started: {error}") from error
+            finally:
+                theirs.close()
+            self._socket = ours
+            self.generation += 1
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        root = str(Path(__file__).resolve().parents[2])
+        cache = self.cache_dir / "inductor"
+        # A pool of compile workers would outlive the compilation and share the cores with what is timed.
+        alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if self.device == "cpu" else {}
+        return {
+            # torch asks for the user's name, and not every user id of a container has one.
+            "LOGNAME": kept.get("USER", "cudaforge"),
+            **kept,
+            **alone,
+            **self.extra_environment,
+            "PYTHONPATH": root,
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            # Fresh pages at every call would slow the baseline down: let malloc keep what was freed.
+            "MALLOC_MMAP_MAX_": "0",
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+            "MALLOC_TOP_PAD_": str(64 << 20),
+        }
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process and group id, None where it does not run."""
+        return self._process.pid if self._process is not None else None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """SIGSTOP the child's group while another party is timed; no request may be made meanwhile."""
+        with self._lock:
+            pid = self.pid
+            if pid is not None:
+                _signal_group(pid, signal.SIGSTOP)
+                _wait_until_stopped(pid)
+            try:
+                yield
+            finally:
+                if pid is not None:
+                    _signal_group(pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the child; a second call does nothing, and a later request would start a new one."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            if self._process is not None:
+                _end(self._process)
+                self._process = None
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+
+    def __enter__(self) -> OracleClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- requests
+
+    def request(self, op: str, *, timeout_s: float | None = None, **args: Any) -> Any:
+        """One request; its reply's data."""
+        return self._request(op, timeout_s, args)[0]
+
+    def timed_request(self, op: str, **args: Any) -> int:
+        """One request by this process's clock: ns from sending it to having the reply."""
+        with self._lock:
+            begin = time.perf_counter_ns()
+            self._request(op, None, args)
+            return time.perf_counter_ns() - begin
+
+    def _request(self, op: str, timeout_s: float | None, args: Mapping[str, Any]) -> tuple[Any, int | None]:
+        with self._lock:
+            self.start()
+            sock = self._socket
+            assert sock is not None
+            try:
+                sock.settimeout(timeout_s or self.timeout_s)
+                data = json.dumps({"op": op, "args": args}).encode()
+                sock.sendall(_LENGTH.pack(len(data)) + data)
+                header, descriptor = _receive_with_descriptor(sock)
+                (length,) = _LENGTH.unpack(header)
+                if length > _MAX_REPLY_BYTES:
+                    raise OracleError(f"the oracle announced a reply of {length} bytes to {op}")
+                reply = json.loads(_receive(sock, length))
+            except TimeoutError:
+                self._abandon()
+                message = f"the oracle did not answer {op} within {timeout_s or self.timeout_s:g} s"
+                raise OracleError(message, remedy="see whether the target's reference hangs") from None
+            except (EOFError, ConnectionError, ValueError):
+                raise self._death(op, args) from None
+            except BaseException:
+                # An interrupt in the middle of a message: the stream cannot be used any more.
+                self._abandon()
+                raise
+            if reply.get("fatal"):
+                # Its CUDA context is lost, and it ends by itself: the next request starts a fresh one.
+                self._abandon()
+        if "error" in reply:
+            raise _rebuilt(reply["error"])
+        return reply["data"], descriptor
+
+    def _death(self, op: str, args: Mapping[str, Any]) -> ForgeError:
+        process, tail = self._process, self._log_tail()
+        code = process.wait(timeout=10) if process is not None else None
+        self._abandon()
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
+        target = args.get("target")
+        if op in _TARGET_CODE and isinstance(target, Mapping):
+            what = f"{target.get('id')}: its own code ended the process ({how}) at {op}"
+            return TargetError(
+                what + tail, expected="code that returns or raises", remedy="remove the exit or the crash"
+            )
+        return OracleError(f"the oracle died ({how}) at {op}{tail}", remedy="it is started anew with the next request")
+
+    def _abandon(self) -> None:
+        if self._process is not None:
+            _signal_group(self._process.pid, signal.SIGKILL)
+        self.close()
+
+    def _log_tail(self) -> str:
+        if self._log is None:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - 2000))
+        text = self._log.read().decode("utf-8", "replace").strip()
+        return f"\nit last printed:\n{text}" if text else ""
+
+    # -- operations
+
+    def hello(self) -> dict[str, Any]:
+        """Versions of torch, CUDA and Python in the child, and its thread count."""
+        if not self._hello:
+            self._hello = self.request("hello")
+        return self._hello
+
+    def facts(self, target: Target) -> TargetFacts:
+        """Import the target and run every workload once."""
+        facts: TargetFacts = from_json(TargetFacts, self.request("facts", target=to_json(target)))
+        return facts
+
+    def lint(self, target: Target, workload: str) -> tuple[str, ...]:
+        """Reasons why a trivial kernel would pass this workload; empty where none was found."""
+        return tuple(self.request("lint", target=to_json(target), workload=workload))
+
+    def structures(self, target: Target, workload: str) -> dict[str, str]:
+        """By input path: "generic", "unit" or "drawn" (see :mod:`pytest_cudaforge.evaluation.redraw`)."""
+        found: dict[str, str] = self.request("structures", target=to_json(target), workload=workload)
+        return found
+
+    def variants(self, target: Target, workload: str) -> tuple[tuple[str, WorkloadFacts], ...]:
+        """Probes the reference itself answers: other strides, neighbouring sizes."""
+        key = (target.root, target.id, target.digest, workload)
+        if key not in self._variants:
+            try:
+                found = self.request("variants", target=to_json(target), workload=workload)
+            except (TargetError, OracleError):
+                # A reference may take its process down on a size it was not written for; other probes remain.
+                found = self.request("variants", target=to_json(target), workload=workload, sizes=False)
+            self._variants[key] = tuple((name, from_json(WorkloadFacts, facts)) for name, facts in found)
+        return self._variants[key]
+
+    def open_bench(
+        self, target: Target, workload: str, variant: str, layout: Mapping[str, Any]
+    ) -> tuple[int, ExportedArena]:
+        """An arena laid out as ``layout`` says, for :meth:`fill` and :meth:`check`."""
+        args = {"target": to_json(target), "workload": workload, "variant": variant, "layout": layout}
+        data, descriptor = self._request("bench", None, args)
+        if descriptor is None:
+            raise OracleError("the oracle sent no descriptor for its arena")
+        return data["bench"], ExportedArena(descriptor, data["nbytes"])
+
+    def fill(self, bench: int, frame: int, case: TrialCase, poison: int) -> None:
+        """Write the case's inputs and weights, and poison everything else."""
+        self.request("fill", bench=bench, frame=frame, case=to_json(case), poison=poison)
+
+    def renew(self, bench: int, frame: int, seed: int) -> None:
+        """Give a filled frame other inputs; its outputs keep what the last call left."""
+        self.request("renew", bench=bench, frame=frame, seed=seed)
+
+    def mutates(self, target: Target, workload: str) -> frozenset[str]:
+        """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes."""
+        return frozenset(self.request("mutates", target=to_json(target), workload=workload))
+
+    def touch(self, bench: int, frame: int, seed: int) -> None:
+        """Change one element of each floating input in the frame; outputs stay as they are."""
+        self.request("touch", bench=bench, frame=frame, seed=seed)
+
+    def check(self, bench: int, frame: int, outputs: Mapping[str, Any], *, zones: bool = True) -> Check:
+        """Judge what a worker left in the frame."""
+        data = self.request("check", bench=bench, frame=frame, outputs=outputs, zones=zones)
+        check: Check = from_json(Check, data)
+        return check
+
+    def close_bench(self, bench: int) -> None:
+        """Give the arena back; nothing where the child that held it is gone."""
+        if self._process is not None:
+            self.request("close", bench=bench)
+
+
+def _own_group() -> dict[str, Any]:
+    """Out of the terminal's group (Ctrl-C is the supervisor's), but in its session: the kernel then lets a stopped
+    child go on, and ends it, when the supervisor is killed."""
+    if sys.version_info >= (3, 11):
+        return {"process_group": 0}
+    return {"start_new_session": True}
+
+
+def _rebuilt(error: Mapping[str, str]) -> ForgeError:
+    kind = getattr(errors, str(error["kind"]), OracleError)
+    if not (isinstance(kind, type) and issubclass(kind, ForgeError)):
+        kind = OracleError
+    rebuilt: ForgeError = kind(error["what"], expected=error["expected"], remedy=error["remedy"])
+    return rebuilt
+
+
+def _receive_with_descriptor(sock: socket.socket) -> tuple[bytes, int | None]:
+    data, ancillary, _, _ = sock.recvmsg(_LENGTH.size, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise EOFError
+    descriptor: int | None = None
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received = array.array("i")
+            received.frombytes(payload[:4])
+            descriptor = received[0]
+    return data + _receive(sock, _LENGTH.size - len(data)), descriptor
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = sock.recv(min(count - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """A signal sent is not yet a process stopped: until it is, it runs beside what is timed, and would outlive us."""
+    deadline = time.monotonic() + 0.2
+    while time.monotonic() < deadline:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return
+        if text.rpartition(")")[2].split()[0] in "TtZX":
+            return
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends by itself when its socket closes; a hanging one is killed with its whole group."""
+    try:
+        process.wait(timeout=3)
+    except subprocess.TimeoutExpired:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+    # Helpers it started (compile workers) belong to its group and go with it.
+    _signal_group(process.pid, signal.SIGKILL)

@@ -1,0 +1,354 @@
+"""The oracle's own process: imports targets, draws inputs, runs references, judges outputs, times baselines.
+
+Trusted against candidates, not against the repo's own code, which it runs; it has a scrubbed environment and no
+secrets. Requests and replies are JSON behind a length; a reply may carry one descriptor. The supervisor holds the
+other end and the clock.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import json
+import os
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.errors import DeviceError, ForgeError, TargetError
+from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.rotation import Rotation
+from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
+from pytest_cudaforge.hardware import roofline
+from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
+
+__all__ = ["main"]
+
+_LENGTH = struct.Struct("<Q")
+_LANGUAGES = ("cuda", "cpp")
+#: What the driver calls faults that a context does not survive.
+_STICKY = (
+    *("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
+    *("CUDA_ERROR_ASSERT", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_INVALID_PC"),
+    *("CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+)
+
+
+class _Oracle:
+    """State of the process: loaded subjects, open benches and rotations by number."""
+
+    def __init__(self, device: str, python_paths: tuple[str, ...]) -> None:
+        self.device, self.python_paths = device, python_paths
+        self.subjects: dict[str, Subject] = {}
+        self.benches: dict[int, Bench] = {}
+        self.rotations: dict[int, Rotation] = {}
+        # Unlike any number of an earlier process, which a client may still hold.
+        self.next_number = os.getpid() << 20
+
+    def serve(self, request: dict[str, Any]) -> tuple[Any, int | None]:
+        """Answer one request: (data, descriptor to send or None)."""
+        operation = getattr(self, "do_" + request["op"])
+        result = operation(**request.get("args", {}))
+        return result if isinstance(result, tuple) else (result, None)
+
+    def subject(self, target: Any) -> Subject:
+        record: Target = from_json(Target, target)
+        key = f"{record.root}\0{record.id}\0{record.digest}"
+        if key not in self.subjects:
+            self.subjects[key] = Subject(record, self.device, self.python_paths)
+        return self.subjects[key]
+
+    # -- operations
+
+    def do_hello(self) -> Any:
+        cuda = torch.version.cuda or ""
+        return {
+            "torch": torch.__version__,
+            "cuda": cuda,
+            "threads": torch.get_num_threads(),
+            "python": sys.version.split()[0],
+        }
+
+    def do_facts(self, target: Any) -> Any:
+        return to_json(target_facts(self.subject(target)))
+
+    def do_lint(self, target: Any, workload: str) -> Any:
+        return lint(self.subject(target), workload)
+
+    def do_structures(self, target: Any, workload: str) -> Any:
+        return self.subject(target).structures(workload)
+
+    def do_variants(self, target: Any, workload: str, sizes: bool = True) -> Any:
+        """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too."""
+        subject = self.subject(target)
+        args, kwargs = subject.draw(workload, 0)
+        found = []
+        for name in ["strided", *(neighbour_names(args, kwargs) if sizes else ())]:
+            try:
+                changed = apply_variant(name, *subject.draw(workload, 0))
+                output = subject.run(subject.function, *changed)
+            except TargetError as error:
+                if is_fatal(error):
+                    raise
+                continue  # the reference does not take such a call: there is nothing to promise
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.synchronize()  # a fault in the call shows here, not at some later request
+            leaves, tree = flatten_call(*changed)
+            found.append([name, to_json(workload_facts(subject, name, leaves, tree, output))])
+        return found
+
+    def do_bench(self, target: Any, workload: str, variant: str, layout: Any) -> Any:
+        bench = Bench(self.subject(target), workload, variant, layout)
+        number = self._number()
+        self.benches[number] = bench
+        return {"bench": number, "nbytes": bench.arena.nbytes}, bench.arena.fd
+
+    def do_fill(self, bench: int, frame: int, case: Any, poison: int) -> Any:
+        self.benches[bench].fill(frame, Case(**case), poison)
+
+    def do_renew(self, bench: int, frame: int, seed: int) -> Any:
+        self.benches[bench].renew(frame, seed)
+        return None
+
+    def do_mutates(self, target: Any, workload: str) -> Any:
+        return sorted(self.subject(target).mutates(workload))
+
+    def do_touch(self, bench: int, frame: int, seed: int) -> Any:
+        self.benches[bench].touch(frame, seed)
+
+    def do_check(self, bench: int, frame: int, outputs: Any, zones: bool) -> Any:
+        return to_json(self.benches[bench].check(frame, outputs, zones=zones))
+
+    def do_close(self, bench: int) -> Any:
+        if bench in self.benches:
+            self.benches.pop(bench).close()
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.empty_cache()
+
+    def do_rotation(self, target: Any, workload: str, frames: int, compiled: bool) -> Any:
+        rotation = Rotation(self.subject(target), workload, frames)
+        note = rotation.compile() if compiled else ""
+        number = self._number()
+        self.rotations[number] = rotation
+        return {"rotation": number, "compile_note": note, "parties": rotation.parties}
+
+    def do_run_many(self, rotation: int, party: str, calls: int) -> Any:
+        self.rotations[rotation].run_many(party, calls)
+
+    def do_time_events(self, rotation: int, party: str, samples: int, flush_bytes: int) -> Any:
+        return self.rotations[rotation].time_events(party, samples, flush_bytes)
+
+    def do_end_rotation(self, rotation: int) -> Any:
+        self.rotations.pop(rotation, None)
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.empty_cache()
+
+    def do_ceilings(self) -> Any:
+        bandwidth, peaks = roofline.measure(self.device)
+        return {"bandwidth": bandwidth, "peaks": [list(pair) for pair in peaks]}
+
+    def do_canary(self) -> Any:
+        """A known answer from the device; raises where the device lost its mind."""
+        total = float(torch.arange(1000, device=self.device, dtype=torch.float64).sum())
+        if total != 499_500.0:
+            raise DeviceError(f"{self.device} answered {total} where 499500 was due", remedy="check the device")
+
+    def _number(self) -> int:
+        self.next_number += 1
+        return self.next_number
+
+
+# -- facts -------------------------------------------------------------------------------------------------------
+
+
+def target_facts(subject: Subject) -> TargetFacts:
+    """Import, draw and run every workload once. Raises TargetError for whatever cannot be forged."""
+    options = subject.options
+    workloads = []
+    for name in options.input_sets:
+        counted, (leaves, tree, output) = _counted(lambda name=name: subject.trial_run(name))  # type: ignore[misc]
+        facts = workload_facts(subject, name, leaves, tree, output)
+        workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1]))
+    mode = options.mode if subject.target.kind != "kernelbench" else _mode_of(subject)
+    return TargetFacts(
+        target_id=subject.target.id,
+        precision=options.precision,
+        atol=options.atol,
+        rtol=options.rtol,
+        languages=options.languages or _LANGUAGES,
+        min_speedup=options.min_speedup,
+        allow=options.allow,
+        mode=mode,  # type: ignore[arg-type]
+        grad=options.grad,
+        dynamic=options.dynamic,
+        strides=options.strides,
+        distributions=options.distributions,
+        index_outputs=options.index_outputs,
+        nondeterministic=options.nondeterministic,
+        module=describe_module(subject.module) if subject.module is not None else None,
+        workloads=tuple(workloads),
+    )
+
+
+def _mode_of(subject: Subject) -> str:
+    return "train" if subject.module is not None and subject.module.training else "eval"
+
+
+def _counted(action: Callable[[], Any]) -> tuple[tuple[int, int], Any]:
+    """FLOPs of products and convolutions together, and of convolutions alone, while ``action`` runs: torch's count."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    with counter:
+        result = action()
+    by_operator = counter.get_flop_counts().get("Global", {})
+    convolutions = sum(flops for operator, flops in by_operator.items() if "conv" in str(operator))
+    return (int(counter.get_total_flops()), int(convolutions)), result
+
+
+def workload_facts(subject: Subject, name: str, leaves: Any, tree: Any, output: Any) -> WorkloadFacts:
+    """Specs and sizes of one call, FLOPs not counted.
+
+    Raises TargetError where the output holds anything but tensors and numbers.
+    """
+    outputs, output_tree = flatten_output(output)
+    if not any(isinstance(value, Tensor) for value in outputs.values()):
+        raise TargetError(
+            f"{subject.target.id}: workload {name!r} returns {type(output).__name__}, no tensor",
+            expected="a tensor, or tensors in lists, tuples and dicts",
+        )
+    tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor)]
+    return WorkloadFacts(
+        name=name,
+        inputs=_specs(leaves),
+        input_tree=tree,
+        outputs=_specs(outputs),
+        output_tree=output_tree,
+        input_bytes=sum(t.numel() * t.element_size() for t in tensors),
+        state_bytes=sum(t.numel() * t.element_size() for t in subject.state().values()),
+        output_bytes=sum(t.numel() * t.element_size() for t in outputs.values() if isinstance(t, Tensor)),
+        flops=0,
+    )
+
+
+def _specs(leaves: dict[str, Any]) -> Any:
+    return tuple((path, spec_of(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves.items())
+
+
+def lint(subject: Subject, workload: str) -> list[str]:
+    """Probes that a trivial kernel would pass: constant, tiny, input-insensitive, not reproducible."""
+    first = _flat(subject, workload, 1)
+    again, other = _flat(subject, workload, 1), _flat(subject, workload, 2)
+    found = []
+    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)) and not subject.options.nondeterministic:
+        found.append("two runs on the same inputs differ: declare nondeterministic=True, or seed it")
+    if all(torch.equal(a, b) for a, b in zip(first, other, strict=True)):
+        found.append("other inputs give the same outputs: a constant would pass")
+    elif all(_same_fill(a, b) for a, b in zip(first, other, strict=True)):
+        found.append("every element of every output is nearly the same number for any inputs: a constant would pass")
+    if any(t.is_floating_point() and float(t.double().abs().max()) < 1e-30 for t in first if t.numel()):
+        found.append("an output is nowhere larger than 1e-30: zeros would pass")
+    return found
+
+
+def _same_fill(first: Tensor, other: Tensor) -> bool:
+    """Is each tensor filled with one number, and nearly the same one? A loss is one number too, but moves."""
+    if not first.numel():
+        return True
+    a, b = first.flatten()[0].double(), other.flatten()[0].double()
+    filled = bool((first == first.flatten()[0]).all()) and bool((other == other.flatten()[0]).all())
+    return filled and bool((a - b).abs() <= 1e-6 * a.abs())
+
+
+def _flat(subject: Subject, workload: str, seed: int) -> list[Tensor]:
+    outputs, _ = flatten_output(subject.run(subject.function, *subject.draw(workload, seed)))
+    return [value for value in outputs.values() if isinstance(value, Tensor)]
+
+
+# -- the process -------------------------------------------------------------------------------------------------
+
+
+def _receive(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = sock.recv(min(count - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _send(sock: socket.socket, value: Any, descriptor: int | None) -> None:
+    data = json.dumps(value).encode()
+    ancillary = []
+    if descriptor is not None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+    sock.sendmsg([_LENGTH.pack(len(data))], ancillary)
+    sock.sendall(data)
+
+
+def is_fatal(error: BaseException | None) -> bool:
+    """Did CUDA fail in, or behind, ``error``? Such a fault stays: every later call of this process would fail, too."""
+    # torch before 2.8 has no class for it.
+    kind = getattr(torch, "AcceleratorError", ())
+    while error is not None:
+        if isinstance(error, kind) or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error:")):
+            return True
+        if isinstance(error, DeviceError) and any(name in error.what for name in _STICKY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _answer(oracle: _Oracle, request: dict[str, Any]) -> tuple[Any, int | None]:
+    try:
+        data, descriptor = oracle.serve(request)
+    except ForgeError as error:
+        told = {"kind": type(error).__name__, "what": error.what, "expected": error.expected, "remedy": error.remedy}
+        return {"error": told, "fatal": is_fatal(error)}, None
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        what = f"the device has too little memory: {str(error).splitlines()[0]}"
+        return {
+            "error": {"kind": "DeviceError", "what": what, "expected": "", "remedy": "use a smaller workload"}
+        }, None
+    except Exception as error:  # noqa: BLE001 - the outermost frame: the supervisor reports what happened
+        what = f"the oracle failed at {request['op']}:\n{traceback.format_exc(limit=-6)}"
+        told = {"kind": "OracleError", "what": what, "expected": "", "remedy": ""}
+        return {"error": told, "fatal": is_fatal(error)}, None
+    return {"data": data}, descriptor
+
+
+def main() -> None:
+    """Serve until the supervisor's end closes. ``argv``: descriptor, device, threads, then import paths."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    device, threads = sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(threads)
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    oracle = _Oracle(device, tuple(sys.argv[4:]))
+    while True:
+        try:
+            (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+            request = json.loads(_receive(sock, length))
+        except (EOFError, ConnectionError):
+            break
+        data, descriptor = _answer(oracle, request)
+        _send(sock, data, descriptor)
+        if isinstance(data, dict) and data.get("fatal"):
+            break  # a fresh process serves the next request
+    # Skip interpreter teardown: CUDA and compile threads have nothing to save.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

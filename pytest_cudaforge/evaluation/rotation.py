@@ -1,0 +1,102 @@
+"""Baselines in rotation: eager and compiled reference over several drawn input sets. In the oracle's process only."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from pytest_cudaforge.errors import UsageError
+from pytest_cudaforge.evaluation.precision import precision_flags
+from pytest_cudaforge.evaluation.subject import Subject
+
+__all__ = ["Rotation"]
+
+_RECOMPILES = 256
+
+
+class Rotation:
+    """``frames`` input sets of one workload and the parties that can be run over them: "eager", "compile"."""
+
+    def __init__(self, subject: Subject, workload: str, frames: int) -> None:
+        self.subject, self.workload = subject, workload
+        self.sets = [subject.draw(workload, 1000 + i) for i in range(frames)]
+        self.calls: dict[str, Any] = {"eager": subject.function}
+        self.position = 0
+
+    @property
+    def parties(self) -> list[str]:
+        return list(self.calls)
+
+    def compile(self) -> str:
+        """Add torch.compile's version; returns "" or, in words, why there is none. Never raises for its failures."""
+        subject = self.subject
+        if subject.compile_note:
+            return subject.compile_note
+        if subject.compiled is None:
+            subject.compiled = compiled_function(subject)
+        try:
+            for _ in range(2):
+                self._call(subject.compiled, 0)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a compiler of many parts; none of them is ours
+            first = str(error).strip().splitlines() or [""]
+            subject.compile_note = f"torch.compile failed: {type(error).__name__}: {first[0][:300]}"
+            return subject.compile_note
+        self.calls["compile"] = subject.compiled
+        return ""
+
+    def run_many(self, party: str, calls: int) -> None:
+        """Call ``party`` so often, rotating over the input sets, and wait for the device."""
+        if party not in self.calls:
+            raise UsageError(f"no party {party!r} in this rotation", expected=", ".join(self.calls))
+        function, count = self.calls[party], len(self.sets)
+        with precision_flags(self.subject.options.precision), torch.no_grad():
+            for i in range(self.position, self.position + calls):
+                args, kwargs = self.sets[i % count]
+                function(*args, **kwargs)
+        self.position = (self.position + calls) % count
+        if self.subject.device.type == "cuda":
+            torch.cuda.synchronize(self.subject.device)
+
+    def _call(self, function: Any, position: int) -> Any:
+        args, kwargs = self.sets[position % len(self.sets)]
+        with precision_flags(self.subject.options.precision), torch.no_grad():
+            return function(*args, **kwargs)
+
+    def time_events(self, party: str, samples: int, flush_bytes: int) -> list[int]:
+        """CUDA only: cold device time of one call per sample in ns, by the very clock that times candidates."""
+        bounds = [_TorchCall(self.calls[party], args, kwargs) for args, kwargs in self.sets]
+        first, count = self.position, len(bounds)
+        self.position = (first + samples) % count
+        device = self.subject.device
+        with precision_flags(self.subject.options.precision), torch.no_grad(), torch.cuda.device(device):
+            clock = _clock(device.index or 0)
+            times: list[int] = clock.sample([bounds[(first + i) % count] for i in range(count)], samples, flush_bytes)
+        return times[:samples]
+
+
+class _TorchCall:
+    """One call of a reference on one input set, as the event clock runs it (on torch's default stream, stream 0)."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Any) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
+
+    def run(self) -> None:
+        self._function(*self._args, **self._kwargs)
+
+
+@functools.lru_cache(maxsize=4)
+def _clock(device: int) -> Any:
+    from pytest_cudaforge.evaluation.event_clock import EventClock
+
+    return EventClock(device)
+
+
+def compiled_function(subject: Subject) -> Any:
+    """torch.compile of the target with static shapes, one per subject."""
+    config = torch._dynamo.config
+    for name in ("recompile_limit", "cache_size_limit"):
+        if hasattr(config, name):
+            setattr(config, name, max(_RECOMPILES, getattr(config, name)))
+    return torch.compile(subject.function, dynamic=False)

@@ -1,0 +1,336 @@
+"""A target, imported: its module, its inputs, its reference run. In the oracle's process only.
+
+Files are loaded by path under a name of their own, so that two files with one name never meet; targets inside a
+package are imported by their real name, because their relative imports need it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import importlib.util
+import linecache
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.precision import precision_flags
+from pytest_cudaforge.evaluation.redraw import Structure, redraw, rerandomise, structure_of
+from pytest_cudaforge.records import Target
+from pytest_cudaforge.runtime.signature import (
+    flatten_call,
+    flatten_output,
+    module_tensors,
+    split_call,
+    split_init,
+    unflatten_call,
+)
+from pytest_cudaforge.target import TargetOptions, file_options, options_of
+
+__all__ = ["Subject", "user_text"]
+
+_INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
+
+
+def user_text(error: BaseException, root: str) -> str:
+    """The traceback's frames that lie under ``root``, then the error's own line."""
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if not path.is_relative_to(root) or "site-packages" in path.parts:
+            continue
+        lines.append(f"{path.relative_to(root)}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
+    return "\n".join([*lines, f"{type(error).__name__}: {error}"])
+
+
+class Subject:
+    """One loaded target on one device. Raises TargetError with the author's own traceback wherever its code fails."""
+
+    def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
+        self.target = target
+        self.device = torch.device(device)
+        namespace = self._guarded("importing its file", lambda: _load_file(target, python_paths))
+        self.obj = _find(target, namespace)
+        options = options_of(self.obj)
+        self.options: TargetOptions = file_options(options, vars(namespace))
+        if not self.options.input_sets:
+            raise TargetError(
+                f"{target.id}: no inputs are declared",
+                expected="forge_target(inputs=...), workloads=..., or get_inputs() in its file",
+                remedy="@forge_target(inputs=lambda: [torch.randn(64, 4096)])",
+            )
+        self.module: torch.nn.Module | None = self._construct()
+        self._weights_seed: int | None = None
+        self._constructed = {path: tensor.clone() for path, tensor in self.state().items()}
+        self._wide: torch.nn.Module | None = None
+        #: torch.compile's version, made once, and why it failed where it did.
+        self.compiled: Any = None
+        self.compile_note = ""
+        self._structures: dict[str, dict[str, Structure]] = {}
+        self._mutates: dict[str, frozenset[str]] = {}
+
+    def run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call ``function`` under no_grad; what it raises becomes a TargetError with the author's frames."""
+
+        def call() -> Any:
+            with torch.no_grad():
+                return function(*args, **kwargs)
+
+        return self._guarded("its forward", call)
+
+    # -- weights
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters, buffers and plain tensor attributes by path."""
+        return {} if self.module is None else module_tensors(self.module)
+
+    def set_weights(self, seed: int | None) -> None:
+        """Weights as constructed (None), or drawn from ``seed``."""
+        if self.module is None or seed == self._weights_seed:
+            return
+        with torch.no_grad():
+            for path, tensor in module_tensors(self.module).items():
+                tensor.copy_(self._constructed[path])
+            if seed is not None:
+                rerandomise(self.module, seed)
+        self._weights_seed = seed
+
+    def wide(self) -> Any:
+        """The function, or the module as it now is, carried in fp64."""
+        module = self.module
+        if module is None:
+            return self.obj
+        if self._wide is None:
+            self._wide = self._guarded("copying it", lambda: copy.deepcopy(module).double())
+            assert self._wide is not None
+        now = self.state()
+        with torch.no_grad():
+            for path, tensor in module_tensors(self._wide).items():
+                tensor.copy_(now[path])
+        return self._wide
+
+    # -- what its inputs are like
+
+    def structures(self, workload: str) -> dict[str, Structure]:
+        """By input path: which redraws keep the input's meaning. Found from two draws, once.
+
+        ``torch.rand`` says nothing of what an input means: values in [0, 1] are kept only where the reference does
+        not take others (a logarithm, a root).
+        """
+        if workload not in self._structures:
+            first, second = (flatten_call(*self.draw(workload, seed))[0] for seed in (1, 2))
+            found = {
+                path: structure_of(leaf, second[path])
+                for path, leaf in first.items()
+                if isinstance(leaf, torch.Tensor) and isinstance(second.get(path), torch.Tensor)
+            }
+            del first, second
+            wider: dict[str, Structure] = {path: "generic" if kind == "unit" else kind for path, kind in found.items()}
+            if wider != found and all(self._takes(workload, family, wider) for family in ("normal", "large")):
+                found = wider
+            self._structures[workload] = found
+        return self._structures[workload]
+
+    def _takes(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Does the reference give finite outputs on redrawn values of ``family``?"""
+        args, kwargs = self.draw(workload, 1)
+        leaves, tree = flatten_call(args, kwargs)
+        generator = torch.Generator(device=self.device).manual_seed(1)
+        for path, leaf in leaves.items():
+            if structures.get(path) == "generic":
+                leaves[path] = redraw(family, leaf, "generic", generator)
+        args, kwargs = unflatten_call(tree, leaves)
+        try:
+            outputs, _ = flatten_output(self.run(self.function, args, kwargs))
+        except TargetError:
+            return False
+        self._weights_seed = -1  # forward may have written state
+        self.set_weights(None)
+        floats = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        return all(bool(value.isfinite().all()) for value in floats)
+
+    def mutates(self, workload: str) -> frozenset[str]:
+        """``input/<path>`` and ``state/<path>`` of the tensors that forward writes, found by running it once."""
+        if workload not in self._mutates:
+            self.trial_run(workload)
+        return self._mutates[workload]
+
+    def trial_run(self, workload: str) -> tuple[dict[str, Any], Any, Any]:
+        """Draw and run once: input leaves, their tree and the output. Remembers what was written."""
+        args, kwargs = self.draw(workload, 0)
+        leaves, tree = flatten_call(args, kwargs)
+        watched = {f"input/{p}": t for p, t in leaves.items() if isinstance(t, torch.Tensor)}
+        watched |= {f"state/{p}": t for p, t in self.state().items()}
+        before = {path: tensor._version for path, tensor in watched.items()}
+        # By value too: batch_norm updates its running statistics without counting a version.
+        values = {path: tensor.clone() for path, tensor in self.state().items()}
+        with precision_flags(self.options.precision):
+            output = self.run(self.function, args, kwargs)
+        written = {path for path, t in watched.items() if t._version != before[path]}
+        written |= {f"state/{path}" for path, t in self.state().items() if not _same_values(t, values[path])}
+        self._mutates[workload] = frozenset(written)
+        if any(path.startswith("state/") for path in self._mutates[workload]):
+            self._weights_seed = -1  # no longer as constructed
+            self.set_weights(None)
+        return leaves, tree, output
+
+    @property
+    def function(self) -> Any:
+        """What a caller calls: the module instance, or the function."""
+        return self.module if self.module is not None else self.obj
+
+    def draw(self, workload: str, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of ``workload``, drawn after seeding every generator with ``seed``."""
+        make = self.options.input_sets[workload]
+        _seed(seed)
+        drawn = self._guarded(f"drawing inputs of workload {workload!r}", lambda: self._draw_on_device(make, seed))
+        args, kwargs = split_call(drawn)
+        return _to(args, self.device), _to(kwargs, self.device)
+
+    def _draw_on_device(self, make: Callable[[], Any], seed: int) -> Any:
+        if self.device.type == "cpu":
+            return make()
+        try:
+            # Gigabytes drawn on the host would cost more than everything else.
+            with torch.device(self.device):
+                return make()
+        except RuntimeError:
+            _seed(seed)
+            return make()
+
+    def _construct(self) -> torch.nn.Module | None:
+        if not isinstance(self.obj, type):
+            return None
+        args, kwargs = split_init(self.options.init() if self.options.init is not None else None)
+        _seed(_INIT_SEED)
+        module = self._guarded("constructing it", lambda: self.obj(*args, **kwargs))
+        if not isinstance(module, torch.nn.Module):
+            raise TargetError(f"{self.target.id}: is not an nn.Module", expected="a subclass of torch.nn.Module")
+        if self.target.kind != "kernelbench":
+            module.train(self.options.mode == "train")
+        return module.to(self.device).requires_grad_(False)
+
+    def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except TargetError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self.error(doing, error) from error
+
+    def error(self, doing: str, error: BaseException) -> TargetError:
+        """A TargetError that shows the author's own frames."""
+        return TargetError(f"{self.target.id}: {doing} failed\n{user_text(error, self.target.root)}")
+
+
+#: Modification times of every module imported from below a target's root, by file.
+_seen_files: dict[str, int] = {}
+_own_path = list(sys.path)
+
+
+def _load_file(target: Target, python_paths: tuple[str, ...]) -> ModuleType:
+    path = Path(target.root) / target.path
+    _drop_stale_modules(target)
+    entries = (str(path.parent), target.import_root, target.root, *python_paths)
+    # Behind everything else, so that a target's neighbours cannot shadow an installed package.
+    sys.path[:] = [*_own_path, *dict.fromkeys(entry for entry in entries if entry and entry not in _own_path)]
+    importlib.invalidate_caches()
+    linecache.checkcache()
+    if (path.parent / "__init__.py").exists() and "." in target.module_name:
+        module = importlib.import_module(target.module_name)
+    else:
+        module = _load_plain_file(target, path)
+    _seen_files.update((str(file), file.stat().st_mtime_ns) for _, file in _modules_below(target.root) if file.exists())
+    return module
+
+
+def _load_plain_file(target: Target, path: Path) -> ModuleType:
+    name = f"_forge_target_{hashlib.sha256(f'{path} {target.digest}'.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _modules_below(root: str) -> list[tuple[str, Path]]:
+    """Imported modules (name, file) that lie in ``root`` and are not installed there."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        if origin and Path(origin).is_relative_to(root) and "site-packages" not in Path(origin).parts:
+            found.append((name, Path(origin)))
+    return found
+
+
+def _drop_stale_modules(target: Target) -> None:
+    """Forget modules whose file changed (with their whole package), and another root's modules of the same name."""
+    stale = set()
+    for name, file in _modules_below(target.root):
+        known = _seen_files.get(str(file))
+        if known is not None and (not file.exists() or file.stat().st_mtime_ns != known):
+            stale.add(name.split(".")[0])
+    local = {entry.stem for folder in {Path(target.import_root), (Path(target.root) / target.path).parent}
+             if folder.is_dir() for entry in folder.iterdir()}  # fmt: skip
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None) or ""
+        if origin in _seen_files and name in local and not Path(origin).is_relative_to(target.root):
+            stale.add(name)
+    for name in [name for name in sys.modules if name.split(".")[0] in stale]:
+        del sys.modules[name]
+
+
+def _find(target: Target, namespace: ModuleType) -> Any:
+    found: Any = namespace
+    for part in target.qualname.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            raise TargetError(
+                f"{target.id}: the file has no {target.qualname} after importing it",
+                expected="the decorated class or function at module level",
+                remedy="define it unconditionally, or remove the decorator",
+            )
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, torch.nn.Module)):
+        kind = "a plain class" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise TargetError(f"{target.id}: is {kind}", expected="an nn.Module class or a function")
+    return found
+
+
+def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool(torch.equal(first, second) or ((first == second) | ((first != first) & (second != second))).all())
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % (1 << 32))
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value

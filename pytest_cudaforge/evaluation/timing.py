@@ -1,0 +1,165 @@
+"""Is it faster? Blocks, ratios, intervals and the decision. Pure: no clock, no process, standard library only.
+
+One *block* measures every party once forward and once backward (A B C C B A), so that a linear drift cancels. The
+ratio is the median of the blocks' paired log-ratios; its interval comes from a bootstrap over processes and, within
+each, over blocks, because two processes differ more than two blocks of one (page placement, address layout).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_cudaforge.records import Decision, Ratio, Sample
+
+__all__ = [
+    "Block",
+    "abba",
+    "combine",
+    "decide",
+    "disturbed",
+    "narrow_enough",
+    "quiet_blocks",
+    "ratio_of",
+    "sample_of",
+    "slope_ns",
+]
+
+CONFIDENCE = 0.99
+RESAMPLES = 2000
+#: Ratios this near to 1 are "same": less than anybody would change a kernel for, more than layout noise.
+MARGIN = 0.005
+SAME_WITHIN = 0.02
+#: A baseline slower than alone by more than this (beyond both spreads) throws the sitting away.
+DISTURBANCE = 0.03
+#: Blocks in which somebody waited for a core for more than this share of the time are discarded, if others remain.
+FOREIGN = 0.3
+
+
+@dataclass(frozen=True)
+class Block:
+    """ns per call by party, in one process of the candidate. ``foreign`` is the share of the block's time in which
+    some process of the machine waited for a core: others were busy there."""
+
+    process: int
+    ns: tuple[tuple[str, float], ...]
+    foreign: float = 0.0
+
+    def of(self, party: str) -> float:
+        return dict(self.ns)[party]
+
+
+def abba(parties: Sequence[str]) -> tuple[str, ...]:
+    """The order in which one block measures its parties."""
+    return (*parties, *reversed(parties))
+
+
+def slope_ns(total_n_ns: float, total_2n_ns: float, calls: int) -> float:
+    """ns per call by (T2n - Tn) / n: what a request costs besides its calls cancels."""
+    return (total_2n_ns - total_n_ns) / calls
+
+
+def block_of(process: int, measured: Iterable[tuple[str, float]], foreign: float = 0.0) -> Block | None:
+    """A block from its measurements, averaged by party; None where one is not positive (the clock was disturbed)."""
+    by_party: dict[str, list[float]] = {}
+    for party, ns in measured:
+        by_party.setdefault(party, []).append(ns)
+    if any(ns <= 0 for values in by_party.values() for ns in values):
+        return None
+    return Block(process, tuple((party, statistics.fmean(values)) for party, values in by_party.items()), foreign)
+
+
+def quiet_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks that no foreign load disturbed; all of them where too few are left to say anything."""
+    quiet = tuple(block for block in blocks if block.foreign <= FOREIGN)
+    return quiet if len(quiet) >= max(4, len(blocks) // 3) else tuple(blocks)
+
+
+def sample_of(values: Sequence[float], blocks: int, calls: int = 1) -> Sample:
+    """Median, 5th and 95th percentile of per-call times. ``calls`` is how many calls each value stands for."""
+    ordered = sorted(values)
+    return Sample(
+        median_ns=statistics.median(ordered),
+        low_ns=_quantile(ordered, 0.05),
+        high_ns=_quantile(ordered, 0.95),
+        samples=len(ordered) * calls,
+        blocks=blocks,
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+def ratio_of(blocks: Sequence[Block], baseline: str, candidate: str = "candidate", *, seed: int = 0) -> Ratio:
+    """Speedup of the candidate over ``baseline`` with its 99 % interval. Raises ValueError without blocks."""
+    if not blocks:
+        raise ValueError("no blocks were measured")
+    by_process: dict[int, list[float]] = {}
+    for block in blocks:
+        by_process.setdefault(block.process, []).append(math.log(block.of(baseline) / block.of(candidate)))
+    groups = list(by_process.values())
+    center = statistics.median([value for group in groups for value in group])
+    low, high = _interval(groups, seed)
+    return Ratio(math.exp(center), math.exp(min(low, center)), math.exp(max(high, center)), CONFIDENCE)
+
+
+def _interval(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
+    generator = random.Random(seed)
+    medians = []
+    for _ in range(RESAMPLES):
+        pooled: list[float] = []
+        for group in generator.choices(groups, k=len(groups)):
+            pooled += generator.choices(group, k=len(group))
+        medians.append(statistics.median(pooled))
+    medians.sort()
+    tail = (1.0 - CONFIDENCE) / 2.0
+    return _quantile(medians, tail), _quantile(medians, 1.0 - tail)
+
+
+def combine(ratios: Sequence[Ratio]) -> Ratio:
+    """Geometric mean over workloads; half-widths add in quadrature, since workloads are measured independently."""
+    count = len(ratios)
+    logs = [math.log(ratio.speedup) for ratio in ratios]
+    below = math.sqrt(sum((math.log(r.speedup) - math.log(r.low)) ** 2 for r in ratios)) / count
+    above = math.sqrt(sum((math.log(r.high) - math.log(r.speedup)) ** 2 for r in ratios)) / count
+    center = sum(logs) / count
+    return Ratio(math.exp(center), math.exp(center - below), math.exp(center + above), ratios[0].confidence)
+
+
+def decide(ratio: Ratio) -> Decision:
+    """ "faster" or "slower" where the whole interval says so, "same" where it lies within 2 % of 1."""
+    if ratio.low > 1.0 + MARGIN:
+        return "faster"
+    if ratio.high < 1.0 - MARGIN:
+        return "slower"
+    if ratio.low > 1.0 - SAME_WITHIN and ratio.high < 1.0 + SAME_WITHIN:
+        return "same"
+    return "inconclusive"
+
+
+def narrow_enough(ratio: Ratio) -> bool:
+    """May measuring stop? Within 1 %, or within 4 % where the decision cannot change any more."""
+    width = math.log(ratio.high / ratio.low) / 2.0
+    if width < 0.01:
+        return True
+    far = min(abs(math.log(ratio.low)), abs(math.log(ratio.high))) > 2 * width
+    return width < 0.04 and far and decide(ratio) in ("faster", "slower")
+
+
+def disturbed(alone: Sample, inside: Sample) -> bool:
+    """Was the baseline slower within the sitting than alone, beyond both spreads and 3 %?"""
+    return inside.median_ns > alone.high_ns * (1.0 + DISTURBANCE) and inside.low_ns > alone.median_ns * (
+        1.0 + DISTURBANCE
+    )
+
+
+def faster_baseline(medians_ns: Mapping[str, float]) -> str:
+    """Which baseline the decision is against."""
+    return min(medians_ns, key=lambda party: medians_ns[party])

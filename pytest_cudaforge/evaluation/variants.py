@@ -1,0 +1,84 @@
+"""Probes: the same call with other strides, or with neighbouring shapes. In the oracle's process only.
+
+A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"size 64 -> 63"``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
+
+__all__ = ["apply_variant", "neighbour_names"]
+
+_SIZE = re.compile(r"size (\d+) -> (\d+)")
+_MAX_NEIGHBOURS = 3
+
+
+def apply_variant(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with every tensor changed as the variant's name says; values stay where that is possible."""
+    leaves, tree = flatten_call(args, kwargs)
+    if name == "strided":
+        leaves = {path: _strided(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif match := _SIZE.fullmatch(name):
+        old, new = int(match[1]), int(match[2])
+        leaves = {path: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    return unflatten_call(tree, leaves)
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    """The same values, with the last two dimensions swapped in memory and padding at each row's end."""
+    if tensor.numel() < 2 or tensor.dim() == 0:
+        return tensor
+    if tensor.dim() == 1:
+        return torch.stack([tensor, tensor], dim=1)[:, 0]
+    swapped = tensor.transpose(-1, -2)
+    padded = torch.cat([swapped, swapped[..., :1]], dim=-1)
+    return padded[..., :-1].transpose(-1, -2)
+
+
+def _resized(tensor: Tensor, old: int, new: int) -> Tensor:
+    for dim, size in enumerate(tensor.shape):
+        if size == old:
+            index = torch.arange(new, device=tensor.device) % old
+            tensor = tensor.index_select(dim, index)
+    return tensor
+
+
+def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with one size changed wherever it occurs: smaller by one, for the leading sizes first."""
+    leaves, _ = flatten_call(args, kwargs)
+    sizes: dict[int, None] = {}
+    tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and leaf.dim()]
+    for dim in range(max((t.dim() for t in tensors), default=0)):
+        for tensor in tensors:
+            if dim < tensor.dim() and tensor.shape[dim] > 1:
+                sizes.setdefault(int(tensor.shape[dim]))
+    indices = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and _may_index(leaf)]
+    safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)]
+    for size in safe[:_MAX_NEIGHBOURS]:
+        yield f"size {size} -> {size - 1}"
+
+
+def _may_index(tensor: Tensor) -> bool:
+    whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    return whole and tensor.numel() > 0
+
+
+def _points_into(tensor: Tensor, size: int) -> bool:
+    """May the integers be indices into a dimension of ``size``, such as class numbers of so many classes?
+
+    One left pointing behind a smaller dimension is undefined: on a device an assertion that ends the process.
+    """
+    largest = int(tensor.max())
+    if largest >= size:
+        return False
+    # A size of the integers' own (a batch) is one they point into only where they reach far into it.
+    return size not in tensor.shape or 2 * largest >= size

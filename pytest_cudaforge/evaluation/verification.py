@@ -1,0 +1,297 @@
+"""Is it correct? Runs a candidate's trials in fresh workers and lets the oracle judge each."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pytest_cudaforge.errors import LaunchFailure, Unsupported, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.evaluation.building import Kitchen, Product
+from pytest_cudaforge.evaluation.cases import (
+    BIG_CALL_BYTES,
+    CallLayout,
+    Trial,
+    call_layout,
+    contract_trials,
+    output_leaves,
+)
+from pytest_cudaforge.evaluation.contract import compare_structure, status_of
+from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import (
+    CaseResult,
+    Guard,
+    Status,
+    Target,
+    TargetFacts,
+    Verification,
+    WorkloadFacts,
+)
+
+__all__ = ["Verifier"]
+
+#: Enough to show a pattern; each failing trial costs time and tells less than the one before.
+_MAX_FAILED = 3
+_MAX_PROBED_WORKLOADS = 4
+#: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
+_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
+
+
+@dataclass
+class _Findings:
+    cases: list[CaseResult] = field(default_factory=list)
+    partial: bool = False
+    guard: Guard = field(default_factory=Guard)
+
+    @property
+    def verification(self) -> Verification:
+        ratios = [case.error_ratio for case in self.cases if case.error_ratio is not None and case.contract]
+        oracle: Literal["fp64", "partial"] = "partial" if self.partial else "fp64"
+        return Verification(tuple(self.cases), oracle, max(ratios, default=None), self.guard)
+
+
+class Verifier:
+    """One candidate's verification. ``worker_of`` starts a fresh worker with a product loaded."""
+
+    def __init__(
+        self,
+        target: Target,
+        facts: TargetFacts,
+        kitchen: Kitchen,
+        oracle: OracleClient,
+        worker_of: Callable[[Product], Worker],
+        *,
+        trials: int,
+        hang_limit_s: float,
+    ) -> None:
+        self.target, self.facts, self.kitchen, self.oracle = target, facts, kitchen, oracle
+        self.worker_of, self.trials, self.hang_limit_s = worker_of, trials, hang_limit_s
+        self._findings = _Findings()
+
+    def verify(self, products: Sequence[Product]) -> Verification:
+        """All contract trials, then the probes. Raises Refusal at the first workload that fails."""
+        for product in products:
+            self._check_structure(product)
+        for product in products:
+            structures = self.oracle.structures(self.target, product.workload.name)
+            trials = contract_trials(self.facts, product.workload, structures, trials=self.trials)
+            self._run_contract(product, trials)
+        for product in products[:_MAX_PROBED_WORKLOADS]:
+            self._probe(product)
+        return self._findings.verification
+
+    def _check_structure(self, product: Product) -> None:
+        mismatches = compare_structure(product.traced.main, product.workload)
+        if mismatches:
+            name = product.workload.name
+            self._findings.cases.append(CaseResult(name, "structure", True, False, None, None, mismatches))
+            raise self._refusal(self._findings.cases[-1:])
+
+    def _refusal(self, failed: Sequence[CaseResult]) -> Refusal:
+        """The gravest status of the failed cases, with the first mismatch that has it."""
+        pairs = [(case, mismatch) for case in failed for mismatch in case.mismatches]
+        status = status_of(tuple(mismatch for _, mismatch in pairs))
+        case, first = next(pair for pair in pairs if status_of((pair[1],)) is status)
+        reason = f"{first.output}: {first.detail}" + (f" ({first.pattern})" if first.pattern else "")
+        return Refusal(status, f"{case.workload}/{case.case}: {reason}", verification=self._findings.verification)
+
+    # -- contract
+
+    def _run_contract(self, product: Product, trials: Sequence[Trial]) -> None:
+        frames = 1 + max(trial.frame for trial in trials)
+        layout = call_layout(product.traced, frames=frames)
+        self._require_room(product, layout)
+        failed: list[CaseResult] = []
+        with self._bench(product, layout, "") as run:
+            for trial in trials:
+                case = self._contract_case(product, run, trial)
+                self._findings.cases.append(case)
+                failed += [] if case.passed else [case]
+                if len(failed) >= _MAX_FAILED:
+                    break
+            if failed:
+                raise self._refusal(failed)
+            if not _is_big(product.workload):
+                self._probe_misaligned(product, run.worker)
+
+    def _require_room(self, product: Product, layout: CallLayout) -> None:
+        """A plan may ask for any number of bytes; the oracle would have to fill them."""
+        nbytes, device = layout.data["nbytes"], self.kitchen.device
+        room = int(_MEMORY_SHARE[device.kind] * device.memory_bytes)
+        if room and nbytes > room:
+            raise Refusal(
+                Status.REJECTED,
+                f"{product.workload.name}: the plan's buffers take {nbytes / 2**30:.1f} GiB, "
+                f"{room / 2**30:.1f} GiB of {device.name} are to be had",
+            )
+
+    def _contract_case(self, product: Product, run: _Run, trial: Trial) -> CaseResult:
+        try:
+            return run.case(product.workload.name, trial, contract=True)
+        except WorkerTimeout as error:
+            raise self._broken(product, trial, Status.TIMEOUT, error) from error
+        except (WorkerFailure, LaunchFailure) as error:
+            raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+
+    def _broken(self, product: Product, trial: Trial, status: Status, error: Exception) -> Refusal:
+        result = CaseResult(product.workload.name, trial.name, True, False, None, None, (), note=str(error))
+        self._findings.cases.append(result)
+        verification = self._findings.verification
+        return Refusal(status, f"{product.workload.name}/{trial.name}: {error}", verification=verification)
+
+    @contextlib.contextmanager
+    def _bench(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None = None) -> Iterator[_Run]:
+        """An arena with a worker on it: a fresh one, or ``kept``, which lives on afterwards (slot 1 is then used)."""
+        workload = self._probed_workload if variant else product.workload.name
+        bench, arena = self.oracle.open_bench(self.target, workload, variant, layout.data)
+        worker, slot = kept, 0 if kept is None else 1
+        try:
+            worker = worker or self._started(product)
+            worker.attach(slot, arena)
+            yield _Run(self, product, layout, bench, worker, slot)
+        except (LaunchFailure, WorkerFailure) as error:
+            raise Refusal(Status.RUNTIME_ERROR, str(error), verification=self._findings.verification) from error
+        finally:
+            if worker is not None and kept is None:
+                worker.close()
+            arena.close()
+            self.oracle.close_bench(bench)
+
+    def _started(self, product: Product) -> Worker:
+        try:
+            return self.worker_of(product)
+        except WorkerTimeout as error:
+            raise Refusal(Status.TIMEOUT, str(error), verification=self._findings.verification) from error
+        except WorkerFailure as error:
+            raise Refusal(Status.RUNTIME_ERROR, str(error), verification=self._findings.verification) from error
+
+    # -- probes
+
+    _probed_workload = ""
+
+    def _probe(self, product: Product) -> None:
+        """Run what the contract does not promise; whatever fails narrows the guard."""
+        workload = product.workload
+        if _is_big(workload):
+            self._narrow("the call moves gigabytes and was not probed", contiguous=True, aligned=True, drawn=True)
+            return
+        self._probed_workload = workload.name
+        try:
+            sizes = 0
+            for name, variant in self.oracle.variants(self.target, workload.name):
+                sizes += name != "strided"
+                self._probe_variant(name, variant)
+            if not sizes:
+                self._narrow("no neighbouring shape could be drawn", drawn=True)
+        finally:
+            self._probed_workload = ""
+
+    def _probe_misaligned(self, product: Product, worker: Worker) -> None:
+        """The last thing the contract's worker does: a misaligned access may well end it."""
+        specs = [spec for _, spec in product.workload.inputs if isinstance(spec, TensorSpec)]
+        if not specs:
+            return
+        skew = max(spec.itemsize_bytes for spec in specs)
+        layout = call_layout(product.traced, frames=1, skew_bytes=skew)
+        self._probed_workload = product.workload.name
+        problem = self._probe_run(product, layout, "", "misaligned", contract=False, kept=worker)
+        if problem:
+            self._narrow(f"misaligned inputs: {problem}", aligned=True)
+
+    def _probe_variant(self, name: str, workload: WorkloadFacts) -> None:
+        strided = name == "strided"
+        contract = self.facts.strides == "any" if strided else self.facts.dynamic
+        problem = self._variant_problem(name, workload, contract)
+        if problem and contract:
+            case = CaseResult(self._probed_workload, name, True, False, None, None, note=problem)
+            self._findings.cases.append(case)
+            reason = f"the target promises {'any strides' if strided else 'dynamic shapes'}: {name}: {problem}"
+            raise Refusal(Status.REJECTED, reason, verification=self._findings.verification)
+        if problem:
+            self._narrow(f"{name}: {problem}", contiguous=strided, drawn=not strided)
+
+    def _variant_problem(self, name: str, workload: WorkloadFacts, contract: bool) -> str:
+        try:
+            traced = self.kitchen.trace(workload)
+        except Unsupported as error:
+            return f"plan.py refuses it: {error.what}"
+        except Refusal as refusal:
+            return refusal.reason
+        if not contract and not self.kitchen.knows(traced):
+            return "its kernels are specialised to the drawn shapes by constants"
+        mismatches = compare_structure(traced.main, workload)
+        if mismatches:
+            return f"{mismatches[0].output}: {mismatches[0].detail}"
+        try:
+            product = Product(workload, traced, self.kitchen.compile(traced))
+        except Refusal as refusal:
+            return refusal.reason
+        return self._probe_run(product, call_layout(traced, frames=1), name, name, contract=contract)
+
+    def _probe_run(
+        self,
+        product: Product,
+        layout: CallLayout,
+        variant: str,
+        name: str,
+        *,
+        contract: bool,
+        kept: Worker | None = None,
+    ) -> str:
+        """ "" where the probe passes, else what went wrong."""
+        trial = Trial(name, TrialCase(secrets.randbits(62)), 0, 0)
+        try:
+            with self._bench(product, layout, variant, kept) as run:
+                case = run.case(self._probed_workload, trial, contract=contract)
+        except (WorkerFailure, LaunchFailure) as error:
+            case = CaseResult(self._probed_workload, name, contract, False, None, None, note=str(error))
+        except Refusal as refusal:
+            case = CaseResult(self._probed_workload, name, contract, False, None, None, note=refusal.reason)
+        self._findings.cases.append(case)
+        if case.passed:
+            return ""
+        return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
+
+    def _narrow(self, reason: str, *, contiguous: bool = False, aligned: bool = False, drawn: bool = False) -> None:
+        guard = self._findings.guard
+        self._findings.guard = replace(
+            guard,
+            contiguous_only=guard.contiguous_only or contiguous,
+            align_bytes=16 if aligned else guard.align_bytes,
+            drawn_shapes_only=guard.drawn_shapes_only or drawn,
+            reasons=(*guard.reasons, reason),
+        )
+
+
+def _is_big(workload: WorkloadFacts) -> bool:
+    return workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
+
+
+class _Run:
+    """One worker on one bench."""
+
+    def __init__(
+        self, verifier: Verifier, product: Product, layout: CallLayout, bench: int, worker: Worker, slot: int
+    ) -> None:
+        self.verifier, self.product, self.layout = verifier, product, layout
+        self.bench, self.worker, self.slot = bench, worker, slot
+        self._weights: int | None = -1
+
+    def case(self, workload: str, trial: Trial, *, contract: bool) -> CaseResult:
+        """Fill, run and judge one trial. Raises the worker's failures."""
+        oracle, limit_s = self.verifier.oracle, self.verifier.hang_limit_s
+        oracle.fill(self.bench, trial.frame, trial.case, trial.poison)
+        if self.product.traced.prepare is not None and self._weights != trial.case.weights_seed:
+            self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
+            self._weights = trial.case.weights_seed
+        self.worker.run("main", self.layout.bindings(trial.frame, self.slot), timeout_s=limit_s)
+        outputs = output_leaves(self.product.traced.main, self.layout, trial.frame)
+        check = oracle.check(self.bench, trial.frame, outputs, zones=trial.zones)
+        self.verifier._findings.partial |= check.partial
+        passed = not check.mismatches
+        return CaseResult(workload, trial.name, contract, passed, check.error_ratio, check.bound, check.mismatches[:8])

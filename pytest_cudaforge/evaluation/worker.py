@@ -1,0 +1,343 @@
+"""The untrusted child that runs one candidate, and the supervisor's handle to it.
+
+On CUDA the host code in the child is ours alone; with cpp the candidate's native code shares it, so nothing the child
+says is believed: outputs are compared by the oracle and time is taken by the supervisor.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pytest_cudaforge import languages, plan
+from pytest_cudaforge.errors import DeviceError, ForgeError, LaunchFailure, WorkerProtocol
+from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
+from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
+from pytest_cudaforge.evaluation.child import Child
+from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.plan import TracedPlan
+
+if TYPE_CHECKING:
+    from pytest_cudaforge.evaluation.event_clock import EventClock
+    from pytest_cudaforge.runtime.replay import Bound, Program
+
+__all__ = ["Arena", "Binding", "EventSamples", "Which", "Worker", "serve"]
+
+Which = Literal["main", "prepare"]
+#: (slot of an attached arena, byte offset of the buffer's first element); one per buffer of the plan, in order
+Binding = tuple[int, int]
+
+_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS = range(1, 8)
+_OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
+MAX_SLOT = 1023
+
+
+class Arena(Protocol):
+    """What :meth:`Worker.attach` needs of an arena."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class EventSamples:
+    """Program 1 of the timing rules. ``ns`` is device time per sample, from event to event.
+
+    ``late_ns`` is what a device-wide synchronise after the end event still waited (largest sample): time that the
+    events did not see. ``exposed`` counts samples whose host side was not hidden behind the spin kernel.
+    """
+
+    ns: tuple[int, ...]
+    late_ns: int
+    exposed: int
+
+
+class Worker:
+    """A handle to one sandboxed process. Thread-safe: calls are served one after another. A context manager.
+
+    Every operation raises WorkerCrash, WorkerTimeout or WorkerProtocol where the process fails (the handle is dead
+    afterwards and only ``close`` may be called), and LaunchFailure where replay or CUDA refuses (a sticky CUDA error is
+    named in it; close the worker then too).
+    DeviceError comes from ``start`` and ``attach`` only: the machine's fault, before any candidate code ran.
+    ``timeout_s`` is the limit of that operation: SIGTERM at the limit, SIGKILL of everything a moment later.
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._on_gpu = False
+
+    @property
+    def pgid(self) -> int:
+        """Host process group (the child leads its own), for ``lease.register``."""
+        return self._child.pid
+
+    def start(
+        self, traced: TracedPlan, binaries: Sequence[Binary], device: str = "cpu", *, timeout_s: float = 60
+    ) -> None:
+        """Send the plan and its binaries and load them on ``device`` ("cpu", "cuda:0")."""
+        self._on_gpu = device != "cpu"
+        encoded = [languages.binary_to_bytes(binary) for binary in binaries]
+        payload = {"traced": plan.encode(traced), "device": device, "sizes": [len(part) for part in encoded]}
+        self._ask(_START, payload, "loading the kernels", timeout_s, blob=b"".join(encoded))
+
+    def attach(self, slot: int, arena: Arena, *, readonly: bool = False, timeout_s: float = 30) -> None:
+        """Map ``arena`` in the worker under ``slot`` (0 to 1023), replacing what was there.
+
+        Seal a host arena first (``seal_readonly``) where native code must not be able to map it writable.
+        """
+        if not 0 <= slot <= MAX_SLOT:
+            raise ValueError(f"slot {slot} is not in 0..{MAX_SLOT}")
+        payload = {"slot": slot, "nbytes": arena.nbytes, "readonly": readonly}
+        self._ask(_ATTACH, payload, "attaching memory", timeout_s, descriptors=(arena.fd,))
+
+    def detach(self, slot: int, *, timeout_s: float = 30) -> None:
+        """Unmap ``slot``; nothing where it is empty."""
+        self._ask(_DETACH, {"slot": slot}, "detaching memory", timeout_s)
+
+    def reload(self, phase: str, *, timeout_s: float = 30) -> None:
+        """Begin a clean phase: unload every module and load it again, so that ``__device__`` state is fresh."""
+        self._ask(_RELOAD, {}, f"loading the kernels again for {phase}", timeout_s)
+
+    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> None:
+        """Run the main or the prepare plan once and synchronise the device."""
+        self._ask(_RUN, {"which": which, "bindings": [list(b) for b in bindings]}, f"running {which}", timeout_s)
+
+    def run_many(self, sets: Sequence[Sequence[Binding]], calls: int, *, timeout_s: float) -> int:
+        """Run the main plan ``calls`` times, rotating over buffer ``sets``, then synchronise.
+
+        Returns the time in ns from sending the request to having the answer, by *this* process's clock; two call
+        counts give the slope (T2n - Tn) / n. The first call with new sets also binds them: warm up first.
+        """
+        payload = {"sets": _plain(sets), "calls": calls}
+        started_ns = time.perf_counter_ns()
+        self._ask(_RUN_MANY, payload, "timed calls", timeout_s)
+        return time.perf_counter_ns() - started_ns
+
+    def time_events(
+        self,
+        sets: Sequence[Sequence[Binding]],
+        samples: int,
+        *,
+        flush_bytes: int,
+        timeout_s: float,
+        first_set: int = 0,
+    ) -> EventSamples:
+        """CUDA only: ``samples`` cold device times of one call each, set ``(first_set + i) % len(sets)`` for sample i.
+
+        ``flush_bytes`` is twice the L2 (0: hot).
+        """
+        payload = {"sets": _plain(sets), "samples": samples, "flush_bytes": flush_bytes, "first_set": first_set}
+        reply = self._ask(_TIME_EVENTS, payload, "device timing", timeout_s)
+        if len(reply.values) != samples + 2:
+            self._child.kill()
+            raise WorkerProtocol(f"{samples} samples asked, {len(reply.values)} values came", phase="device timing")
+        return EventSamples(reply.values[:samples], reply.values[samples], reply.values[samples + 1])
+
+    def stop(self) -> None:
+        """SIGSTOP; returns once every thread has stopped.
+
+        For while another party is timed, and before outputs are looked at: a call may have left threads behind that
+        still compute.
+        """
+        self._child.stop()
+
+    def cont(self) -> None:
+        """SIGCONT."""
+        self._child.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill everything in the sandbox and wait until it is gone; a second call does nothing."""
+        self._child.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        operation: int,
+        payload: Any,
+        phase: str,
+        timeout_s: float,
+        *,
+        blob: bytes = b"",
+        descriptors: Sequence[int] = (),
+    ) -> Reply:
+        reply = self._child.ask(
+            operation,
+            payload,
+            phase=phase,
+            caps=WORKER_CAPS,
+            timeout_s=timeout_s,
+            blob=blob,
+            descriptors=descriptors,
+        )
+        if reply.status == _OK:
+            return reply
+        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in reply.text)
+        if reply.status == _LAUNCH_REFUSED:
+            raise LaunchFailure(text or f"refused during {phase}")
+        if reply.status == _DEVICE_REFUSED and self._on_gpu:
+            raise DeviceError(f"{phase}: {text}")
+        self._child.kill()
+        raise WorkerProtocol(f"the worker failed during {phase}: {text}", phase=phase)
+
+
+def _plain(sets: Sequence[Sequence[Binding]]) -> list[list[list[int]]]:
+    return [[list(binding) for binding in bindings] for bindings in sets]
+
+
+# -- in the child ----------------------------------------------------------------------------------------------
+
+
+def serve(channel: Channel) -> None:
+    """Answer requests until the supervisor is gone."""
+    service = _Service()
+    while True:
+        request = channel.receive_request()
+        try:
+            values = service.answer(request)
+        except DeviceError as error:
+            # Before the candidate ran it is the machine's fault, afterwards a fault of the kernel's shows this way.
+            status = _DEVICE_REFUSED if request.operation in (_START, _ATTACH) else _LAUNCH_REFUSED
+            channel.send_reply(request.nonce, status, text=str(error)[:4000])
+        except (ForgeError, ValueError) as error:
+            channel.send_reply(request.nonce, _LAUNCH_REFUSED, text=str(error)[:4000])
+        except (ImportError, OSError, MemoryError, KeyError, AttributeError, TypeError) as error:
+            channel.send_reply(request.nonce, _BROKEN, text=f"{type(error).__name__}: {error}"[:4000])
+        else:
+            channel.send_reply(request.nonce, _OK, values)
+
+
+class _Service:
+    """The candidate's programs, the attached arenas and what is bound of them."""
+
+    def __init__(self) -> None:
+        self._device = "cpu"
+        self._traced: TracedPlan | None = None
+        self._binaries: list[Binary] = []
+        self._programs: dict[Which, Program] = {}
+        self._arenas: dict[int, HostArena | DeviceArena] = {}
+        self._bound: dict[tuple[Which, tuple[Binding, ...]], Bound] = {}
+        self._clock: EventClock | None = None
+        self._driver: Any = None
+
+    @property
+    def _index(self) -> int:
+        return int(self._device.partition(":")[2] or 0)
+
+    def answer(self, request: Request) -> Sequence[int]:
+        asked = request.payload
+        if request.operation == _START:
+            self._start(asked, request.blob)
+        elif request.operation == _ATTACH:
+            self._attach(asked, request.descriptors[0])
+        elif request.operation == _DETACH:
+            self._detach(asked["slot"])
+        elif request.operation == _RELOAD:
+            self._load()
+        elif request.operation == _RUN:
+            self._bind(asked["which"], asked["bindings"]).run()
+            self._synchronize(f"running {asked['which']}")
+        elif request.operation == _RUN_MANY:
+            self._run_many(asked["sets"], asked["calls"])
+        elif request.operation == _TIME_EVENTS:
+            return self._time_events(asked)
+        return ()
+
+    def _start(self, asked: Any, blob: bytes) -> None:
+        self._device = asked["device"]
+        self._traced = plan.decode(asked["traced"])
+        self._binaries = []
+        offset = 0
+        for size in asked["sizes"]:
+            self._binaries.append(languages.binary_from_bytes(blob[offset : offset + size]))
+            offset += size
+        if self._device != "cpu":
+            # Keeps the context, and with it the arenas, when a reload closes every program.
+            self._driver = driver_of(self._index)
+        self._load()
+
+    def _load(self) -> None:
+        from pytest_cudaforge.runtime.replay import load_program
+
+        assert self._traced is not None
+        self._bound.clear()
+        for program in self._programs.values():
+            program.close()
+        self._programs = {"main": load_program(self._traced.main, self._binaries, self._device)}
+        if self._traced.prepare is not None:
+            self._programs["prepare"] = load_program(self._traced.prepare, self._binaries, self._device)
+
+    def _attach(self, asked: Any, fd: int) -> None:
+        self._detach(asked["slot"])
+        if self._device == "cpu":
+            self._arenas[asked["slot"]] = HostArena.attach(fd, asked["nbytes"], asked["readonly"])
+        else:
+            self._arenas[asked["slot"]] = DeviceArena.attach(fd, asked["nbytes"], self._index, asked["readonly"])
+
+    def _detach(self, slot: int) -> None:
+        arena = self._arenas.pop(slot, None)
+        if arena is not None:
+            self._bound.clear()
+            arena.close()
+
+    def _bind(self, which: Which, bindings: Sequence[Sequence[int]]) -> Bound:
+        key = (which, tuple((slot, offset) for slot, offset in bindings))
+        if key not in self._bound:
+            if which not in self._programs:
+                raise LaunchFailure(f"the candidate has no {which} plan")
+            program = self._programs[which]
+            addresses = [self._address(slot, offset) for slot, offset in key[1]]
+            self._check(program, key[1])
+            self._bound[key] = program.bind(addresses)
+        return self._bound[key]
+
+    def _address(self, slot: int, offset: int) -> int:
+        if slot not in self._arenas:
+            raise LaunchFailure(f"no arena is attached under slot {slot}")
+        return self._arenas[slot].address + offset
+
+    def _check(self, program: Program, bindings: Sequence[Binding]) -> None:
+        """Every buffer of the plan lies inside its arena; a mistake of the caller, not of the candidate."""
+        for buffer, (slot, offset) in zip(program.plan.buffers, bindings, strict=True):
+            if offset < 0 or offset + buffer.spec.extent_bytes > self._arenas[slot].nbytes:
+                raise LaunchFailure(f"a buffer of {buffer.spec.extent_bytes} bytes at {offset} is outside its arena")
+
+    def _run_many(self, sets: Sequence[Any], calls: int) -> None:
+        runs = [self._bind("main", bindings).run for bindings in sets]
+        whole, rest = divmod(calls, len(runs))
+        for _ in range(whole):
+            for run in runs:
+                run()
+        for run in runs[:rest]:
+            run()
+        self._synchronize("running main")
+
+    def _synchronize(self, doing: str) -> None:
+        """Wait for the device before anything of ours touches it: a fault that shows here is the candidate's."""
+        if self._device != "cpu":
+            checked(self._driver.cuCtxSynchronize(), doing)
+
+    def _time_events(self, asked: Any) -> Sequence[int]:
+        if self._device == "cpu":
+            raise LaunchFailure("device events were asked of the CPU")
+        bounds = [self._bind("main", bindings) for bindings in asked["sets"]]
+        first = asked["first_set"] % len(bounds)
+        rotated = [*bounds[first:], *bounds[:first]]
+        return self._event_clock().sample(rotated, asked["samples"], asked["flush_bytes"])
+
+    def _event_clock(self) -> EventClock:
+        if self._clock is None:
+            from pytest_cudaforge.evaluation.event_clock import EventClock
+
+            self._clock = EventClock(self._index)
+        return self._clock
