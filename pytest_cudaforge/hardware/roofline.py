@@ -1,0 +1,287 @@
+"""How fast could it be? The time that bytes or operations need at least, from ceilings measured once per device.
+
+``measure`` runs torch and is called in the oracle's process; everything else is plain arithmetic and one JSON file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import importlib.resources
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_cudaforge.errors import DeviceError
+from pytest_cudaforge.hardware import parse_device
+from pytest_cudaforge.records import DeviceFacts, WorkloadFacts
+
+__all__ = [
+    "Ceilings",
+    "bound",
+    "load",
+    "measure",
+    "minimal_ns",
+    "nominal",
+    "reference_ns",
+    "sol_percent",
+    "store",
+    "with_ceilings",
+]
+
+#: (bandwidth in bytes/s, ((precision, FLOP/s), ...))
+Ceilings = tuple[float, tuple[tuple[str, float], ...]]
+
+_FORMAT = 1
+_CPU_COPY_BYTES = (16 * 2**20, 96 * 2**20)
+_GPU_COPY_BYTES = 2**30
+_CPU_SIDES = (256, 1024)
+_GPU_SIDES = (4096, 8192)
+_TRIAL_S = 0.15
+
+
+# -- arithmetic ------------------------------------------------------------------------------------------------
+
+
+def minimal_ns(min_bytes: int, flops: int, precision: str, facts: DeviceFacts) -> float | None:
+    """The roofline: the longer of bytes ÷ bandwidth and FLOPs ÷ peak, in ns; None where no bandwidth is known.
+
+    Ceilings are the measured ones of ``facts``, else the nominal ones of hardware.yaml. Where the precision has no
+    peak, the bytes decide alone. ``min_bytes`` counts every byte read and every byte written once.
+    """
+    bandwidth, peaks = _ceilings(facts)
+    if not bandwidth:
+        return None
+    peak = peaks.get(precision)
+    compute_s = flops / peak if peak else 0.0
+    return max(min_bytes / bandwidth, compute_s) * 1e9
+
+
+def reference_ns(workload: WorkloadFacts, precision: str, facts: DeviceFacts) -> float | None:
+    """The roofline of one call of a reference, in ns; None where no bandwidth is known.
+
+    ``precision`` "default" are torch's own defaults: products in fp32, convolutions on CUDA in tf32 (cuDNN's choice).
+    """
+    min_bytes = workload.input_bytes + workload.state_bytes + workload.output_bytes
+    if precision != "default":
+        return minimal_ns(min_bytes, workload.flops, precision, facts)
+    convolutions = workload.convolution_flops if facts.kind == "cuda" else 0
+    memory_ns = minimal_ns(min_bytes, 0, "fp32", facts)
+    products_ns = minimal_ns(0, workload.flops - convolutions, "fp32", facts)
+    convolutions_ns = minimal_ns(0, convolutions, "tf32", facts)
+    if memory_ns is None or products_ns is None or convolutions_ns is None:
+        return None
+    return max(memory_ns, products_ns + convolutions_ns)
+
+
+def bound(min_bytes: int, flops: int, precision: str, facts: DeviceFacts) -> str:
+    """What limits the work on this device: ``"memory"``, ``"compute"`` or ``"unknown"``."""
+    bandwidth, peaks = _ceilings(facts)
+    peak = peaks.get(precision)
+    if not bandwidth or not peak:
+        return "unknown"
+    return "compute" if flops / peak > min_bytes / bandwidth else "memory"
+
+
+def sol_percent(measured_ns: float, minimal: float | None) -> float | None:
+    """Speed of light in percent: the roofline's time ÷ the measured time; None where there is no roofline.
+
+    More than 100 says that the estimate does not hold for this work: data came from a cache, operations were saved, or
+    the ceiling was measured too low.
+    """
+    if minimal is None or measured_ns <= 0:
+        return None
+    return 100.0 * minimal / measured_ns
+
+
+def _ceilings(facts: DeviceFacts) -> tuple[float | None, dict[str, float]]:
+    fallback = nominal(facts)
+    bandwidth = facts.bandwidth_bytes_per_s or (fallback[0] if fallback else None)
+    peaks = {**dict(fallback[1] if fallback else ()), **dict(facts.peak_flops)}
+    return bandwidth, peaks
+
+
+def nominal(facts: DeviceFacts) -> Ceilings | None:
+    """The data sheet's ceilings of this device by name; failing that, its bandwidth from clock and bus width."""
+    for row in _data_sheets():
+        if facts.kind == "cuda" and row["match"] in facts.name:
+            peaks = tuple((name, value * 1e12) for name, value in row["peaks_tflops"].items())
+            return row["bandwidth_tb_per_s"] * 1e12, peaks
+    told = dict(facts.extra).get("nominal_bandwidth_bytes_per_s", "")
+    return (float(told), ()) if told.isdigit() and int(told) else None
+
+
+@functools.cache
+def _data_sheets() -> tuple[dict[str, Any], ...]:
+    import yaml
+
+    text = importlib.resources.files("pytest_cudaforge.hardware").joinpath("hardware.yaml").read_text(encoding="utf-8")
+    return tuple(yaml.safe_load(text)["devices"])
+
+
+# -- the cache -------------------------------------------------------------------------------------------------
+
+
+def with_ceilings(
+    facts: DeviceFacts, cache_dir: Path, measure_here: Callable[[], Ceilings] | None = None
+) -> DeviceFacts:
+    """``facts`` with measured ceilings: from the cache, else from ``measure_here()`` (which asks the oracle), kept.
+
+    Without ``measure_here`` and without a cached answer the facts come back as they are. A cache that cannot be
+    written costs the next session a measurement and nothing else.
+    """
+    ceilings = load(facts, cache_dir)
+    if ceilings is None and measure_here is not None:
+        ceilings = measure_here()
+        store(facts, cache_dir, ceilings)
+    if ceilings is None:
+        return facts
+    return dataclasses.replace(facts, bandwidth_bytes_per_s=ceilings[0], peak_flops=ceilings[1])
+
+
+def load(facts: DeviceFacts, cache_dir: Path) -> Ceilings | None:
+    """The ceilings kept for this device and torch version; None where there are none or the file is broken."""
+    try:
+        data = json.loads(_cache_file(facts, cache_dir).read_text(encoding="utf-8"))
+        peaks = tuple((str(name), float(value)) for name, value in data["peak_flops"])
+        bandwidth = float(data["bandwidth_bytes_per_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    sane = bandwidth > 0 and all(value > 0 for _, value in peaks) and data.get("format") == _FORMAT
+    return (bandwidth, peaks) if sane else None
+
+
+def store(facts: DeviceFacts, cache_dir: Path, ceilings: Ceilings) -> bool:
+    """Write the ceilings atomically; False where the directory cannot be written."""
+    file = _cache_file(facts, cache_dir)
+    data = {
+        "format": _FORMAT,
+        "device": facts.name,
+        "uuid": facts.uuid,
+        "measured_on": time.strftime("%Y-%m-%d"),
+        "bandwidth_bytes_per_s": ceilings[0],
+        "peak_flops": [list(pair) for pair in ceilings[1]],
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:
+            json.dump(data, out, indent=1)
+        os.replace(out.name, file)
+    except OSError:
+        return False
+    return True
+
+
+def _cache_file(facts: DeviceFacts, cache_dir: Path) -> Path:
+    try:
+        torch_version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch_version = "none"
+    identity = [facts.name, facts.arch, facts.uuid, facts.sm_count, facts.l2_bytes, facts.extra, torch_version]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    return cache_dir / f"ceilings-{facts.arch}-{digest}.json"
+
+
+# -- measurement (in the oracle's process) ---------------------------------------------------------------------
+
+
+def measure(device: str) -> Ceilings:
+    """Copy bandwidth (bytes read plus written per second) and matrix-product peaks per precision of ``device``.
+
+    Uses torch and takes about 2 s; best of several trials, since a ceiling is what the device can do, not what it
+    does on average. Call it in the oracle's process with nothing else running on the device.
+
+    Raises DeviceError where torch does not see the device.
+    """
+    import torch
+
+    kind, _ = parse_device(device)
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            f"torch does not see {device}",
+            expected="a torch built for CUDA and a GPU",
+            remedy="install a CUDA build of torch, or use --forge-device cpu",
+        )
+    # Events belong to the current device.
+    with torch.inference_mode(), torch.cuda.device(device) if kind == "cuda" else contextlib.nullcontext():
+        bandwidth = _copy_bandwidth(torch, device, kind)
+        peaks = tuple((name, value) for name in _precisions(kind) if (value := _product_peak(torch, device, name)))
+    if kind == "cuda":
+        torch.cuda.empty_cache()
+    return bandwidth, peaks
+
+
+def _precisions(kind: str) -> tuple[str, ...]:
+    return ("fp32", "tf32", "bf16", "fp16", "fp64") if kind == "cuda" else ("fp32", "bf16", "fp64")
+
+
+def _copy_bandwidth(torch: Any, device: str, kind: str) -> float:
+    best = 0.0
+    for size_bytes in _CPU_COPY_BYTES if kind == "cpu" else (_GPU_COPY_BYTES,):
+        source = torch.ones(size_bytes // 4, device=device)
+        target = torch.empty_like(source)
+        seconds = _best_seconds(torch, kind, functools.partial(target.copy_, source))
+        best = max(best, 2 * size_bytes / seconds)
+    return best
+
+
+def _product_peak(torch: Any, device: str, precision: str) -> float:
+    """FLOP/s of a square product on random data (zeros run faster than any real work), 0 where torch has none."""
+    kind = parse_device(device)[0]
+    name = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}[precision]
+    best = 0.0
+    with _Tf32(torch, precision == "tf32"):
+        for side in _CPU_SIDES if kind == "cpu" else _GPU_SIDES:
+            a = torch.randn(side, side, device=device, dtype=torch.float32).to(getattr(torch, name))
+            out = torch.empty_like(a)
+            try:
+                seconds = _best_seconds(torch, kind, functools.partial(torch.mm, a, a, out=out))
+            except RuntimeError:  # this build has no such product: no peak, and the bytes decide alone
+                return best
+            best = max(best, 2 * side**3 / seconds)
+    return best
+
+
+class _Tf32:
+    """Sets torch's switch for tf32 products and puts back what was there."""
+
+    def __init__(self, torch: Any, allowed: bool) -> None:
+        self._switch, self._allowed = torch.backends.cuda.matmul, allowed
+
+    def __enter__(self) -> None:
+        self._before = self._switch.allow_tf32
+        self._switch.allow_tf32 = self._allowed
+
+    def __exit__(self, *_: object) -> None:
+        self._switch.allow_tf32 = self._before
+
+
+def _best_seconds(torch: Any, kind: str, call: Callable[[], object]) -> float:
+    """Shortest time of one call, over trials that together take about ``_TRIAL_S``."""
+    clock = _event_seconds if kind == "cuda" else _host_seconds
+    call()
+    first = clock(torch, call)
+    trials = max(3, min(50, int(_TRIAL_S / max(first, 1e-6))))
+    return min(clock(torch, call) for _ in range(trials))
+
+
+def _host_seconds(_torch: Any, call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _event_seconds(torch: Any, call: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
