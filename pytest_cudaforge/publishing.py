@@ -1,0 +1,327 @@
+"""Winners into files, and files onto a branch.
+
+::
+
+    forged/
+        manifest.json
+        scale-3f9a1c/cpu/{kernel.cpp, plan.py, evaluation.json, report.md}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudaforge import durable
+from pytest_cudaforge.errors import ConfigError, PublishError
+from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
+from pytest_cudaforge.report import markdown
+from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
+
+if TYPE_CHECKING:
+    from git import Repo
+
+__all__ = ["MANIFEST", "Commit", "Published", "check_branch", "commit_branch", "publish", "refusal"]
+
+MANIFEST = "manifest.json"
+_IDENTITY = ("pytest-cudaforge", "pytest-cudaforge@localhost")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What :func:`publish` wrote: its entry, the folder of all kernels, and every file (absolute paths)."""
+
+    entry: Entry
+    forge_dir: Path
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """``changed`` is False where the branch already held exactly this; ``sha`` is its tip then."""
+
+    branch: str
+    sha: str
+    changed: bool
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def publish(trace: Trace, target: Target, facts: TargetFacts, forge_dir: Path) -> Published:
+    """Write the winner's sources, ``evaluation.json`` and ``report.md``, then merge it into the manifest.
+
+    The manifest comes last: a crash before it leaves files nobody loads. Raises :class:`PublishError` where there is
+    no winner, where the verdict may not be published, or where the folder cannot be written.
+    """
+    candidate, final = _winner(trace)
+    _refuse_unisolated(final)
+    entry = _entry(candidate, final, target, facts)
+    folder = forge_dir / entry.directory
+    contents = {
+        **dict(candidate.files),
+        "evaluation.json": json.dumps(to_json(final), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "report.md": markdown.report(trace),
+    }
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            durable.write_file(folder / name, text)
+        merge(forge_dir / MANIFEST, [entry])
+    return Published(entry, forge_dir, (*(folder / name for name in contents), forge_dir / MANIFEST))
+
+
+def _winner(trace: Trace) -> tuple[Candidate, Evaluation]:
+    entry = next((entry for entry in trace.rounds if entry.number == trace.winner), None)
+    if entry is None or entry.candidate is None or trace.final is None or not trace.final.passed:
+        raise PublishError(f"{trace.target} has no winner to publish", expected="a trace whose final verdict is PASSED")
+    if trace.final.candidate != entry.candidate.digest:
+        raise PublishError(f"{trace.target}: the final verdict is about another candidate than the winner")
+    return entry.candidate, trace.final
+
+
+def refusal(final: Evaluation) -> str:
+    """Why this verdict may not be published, "" where it may."""
+    # Native candidate code with our own rights could have written its own verdict.
+    grade, native = final.isolation.grade, final.language != "cuda"
+    if grade == "F" or (native and grade == "C"):
+        return f"a verdict of isolation grade {grade} is not published"
+    return ""
+
+
+def _refuse_unisolated(final: Evaluation) -> None:
+    reason = refusal(final)
+    if reason:
+        raise PublishError(
+            f"{final.target}: {reason}",
+            expected="grade A or B (cuda launch plans: C as well)",
+            remedy=final.isolation.remedy or "run on a machine that allows user namespaces; see cudaforge doctor",
+        )
+
+
+def _entry(candidate: Candidate, final: Evaluation, target: Target, facts: TargetFacts) -> Entry:
+    arch = final.build.arch if final.build is not None else final.device
+    return Entry(
+        target=target.id,
+        import_name=target.module_name,
+        qualname=target.qualname,
+        kind=target.kind,
+        path=target.path,
+        source_digest=target.digest,
+        language=candidate.language,
+        arch=arch,
+        directory=f"{target.slug}/{arch}",
+        files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in candidate.files),
+        guard=final.verification.guard if final.verification is not None else Guard(),
+        workloads=tuple(_workload(workload, final) for workload in facts.workloads),
+        torch=dict(final.environment).get("torch", ""),
+        device=final.device,
+        precision=facts.precision,
+        mode=facts.mode,
+        work=final.work or "kernel",
+        isolation=final.isolation.grade,
+    )
+
+
+def _workload(workload: WorkloadFacts, final: Evaluation) -> EntryWorkload:
+    timed = final.timing.workloads if final.timing is not None else ()
+    timing = next((entry for entry in timed if entry.workload == workload.name), None)
+    return EntryWorkload(
+        workload.name,
+        workload.inputs,
+        timing.vs_eager.speedup if timing else None,
+        timing.vs_compile.speedup if timing and timing.vs_compile else None,
+    )
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PublishError(
+            f"{error.filename or folder}: {error.strerror or error}",
+            expected="a folder that can be written, with space left",
+            remedy="free space or set forge_dir to another folder; the winner is kept in the run directory",
+        ) from error
+
+
+# -- branch ------------------------------------------------------------------------------------------------------------
+
+
+def commit_branch(root: Path, branch: str, published: Sequence[Published], message: str) -> Commit:
+    """Commit the published files onto ``branch``; the user's index, working tree and HEAD stay as they are.
+
+    A new branch starts at HEAD (or at nothing, in a repo without commits); an existing one gets a commit on top, and
+    only where something differs. Its manifest is merged, not replaced: it may list kernels that are not here.
+    Raises :class:`PublishError` where there is no git, no repo, or the branch cannot be written.
+    """
+    with _git_errors(branch), _repo(root) as repo:
+        tip = _tip(repo, branch)
+        base = tip or _head(repo)
+        with tempfile.TemporaryDirectory(prefix="cudaforge-index-") as scratch:
+            tree = _write_tree(repo, base, published, Path(scratch))
+        if base is not None and tree == repo.git.rev_parse(f"{base}^{{tree}}"):
+            if tip is None:
+                _move_branch(repo, branch, base, None)
+            return Commit(branch, base, False)
+        parents = ["-p", base] if base is not None else []
+        with repo.git.custom_environment(**_identity(repo)):
+            sha = str(repo.git.commit_tree(tree, *parents, "-m", message))
+        _move_branch(repo, branch, sha, tip)
+        return Commit(branch, sha, True)
+
+
+def check_branch(root: Path, branch: str) -> None:
+    """Raises :class:`PublishError` where :func:`commit_branch` could not work: asked before any money is spent."""
+    with _git_errors(branch), _repo(root) as repo:
+        _tip(repo, branch)
+
+
+def _write_tree(repo: Repo, base: str | None, published: Sequence[Published], scratch: Path) -> str:
+    """The tree of ``base`` with the published folders replaced, built in an index of its own."""
+    work_tree = Path(str(repo.working_tree_dir)).resolve()
+    with repo.git.custom_environment(GIT_INDEX_FILE=str(scratch / "index")):
+        if base is None:
+            repo.git.read_tree("--empty")
+        else:
+            repo.git.read_tree(base)
+        for item in published:
+            _stage_folder(repo, work_tree, item)
+        for forge_dir in sorted({item.forge_dir.resolve() for item in published}):
+            entries = [item.entry for item in published if item.forge_dir.resolve() == forge_dir]
+            _stage_manifest(repo, base, _inside(work_tree, forge_dir / MANIFEST), entries, scratch / MANIFEST)
+        return str(repo.git.write_tree())
+
+
+def _stage_folder(repo: Repo, work_tree: Path, item: Published) -> None:
+    folder = _inside(work_tree, (item.forge_dir / item.entry.directory).resolve())
+    stale = [name for name in repo.git.ls_files("-z", "--", f":(top,literal){folder}").split("\0") if name]
+    if stale:
+        repo.git.update_index("--force-remove", "--", *stale)
+    for path in item.files:
+        if path.name != MANIFEST:
+            _stage(repo, _inside(work_tree, path.resolve()), path)
+
+
+def _stage_manifest(repo: Repo, base: str | None, name: str, entries: Sequence[Entry], scratch: Path) -> None:
+    before = Manifest()
+    if base is not None and repo.git.ls_tree(base, "--", f":(top,literal){name}"):
+        before = Manifest.parse(repo.git.cat_file("blob", f"{base}:{name}"), f"{base[:9]}:{name}")
+    before.merged(entries).write(scratch)
+    _stage(repo, name, scratch)
+
+
+def _stage(repo: Repo, name: str, path: Path) -> None:
+    sha = repo.git.hash_object("-w", f"--path={name}", "--", str(path))
+    repo.git.update_index("--add", "--cacheinfo", f"100644,{sha},{name}")
+
+
+def _inside(work_tree: Path, path: Path) -> str:
+    if not path.is_relative_to(work_tree):
+        raise PublishError(
+            f"{path} lies outside the git repo {work_tree}",
+            expected="forge_dir inside the repo",
+            remedy="set forge_dir to a folder of the repo, or leave out --forge-branch",
+        )
+    return path.relative_to(work_tree).as_posix()
+
+
+def _tip(repo: Repo, branch: str) -> str | None:
+    repo.git.check_ref_format("--branch", branch)
+    if branch in _checked_out(repo):
+        raise PublishError(
+            f"branch {branch!r} is checked out",
+            expected="a branch that no working tree is on: its files would look deleted there",
+            remedy="give another name with --forge-branch",
+        )
+    return _commit_of(repo, f"refs/heads/{branch}")
+
+
+def _checked_out(repo: Repo) -> set[str]:
+    lines = repo.git.worktree("list", "--porcelain").splitlines()
+    return {line.removeprefix("branch refs/heads/") for line in lines if line.startswith("branch ")}
+
+
+def _head(repo: Repo) -> str | None:
+    return _commit_of(repo, "HEAD")
+
+
+def _commit_of(repo: Repo, name: str) -> str | None:
+    from git import GitCommandError
+
+    try:
+        return str(repo.git.rev_parse("--verify", "--quiet", f"{name}^{{commit}}"))
+    except GitCommandError:
+        return None
+
+
+def _move_branch(repo: Repo, branch: str, sha: str, old: str | None) -> None:
+    # With the old value given, a branch that somebody moved meanwhile is refused instead of overwritten.
+    repo.git.update_ref("-m", "pytest --forge", f"refs/heads/{branch}", sha, old or "0" * len(sha))
+
+
+def _identity(repo: Repo) -> dict[str, str]:
+    """Environment for a committer where git knows none (CI): nothing where the user has a name."""
+    from git import GitCommandError
+
+    found: dict[str, str] = {}
+    for role in ("AUTHOR", "COMMITTER"):
+        try:
+            repo.git.var(f"GIT_{role}_IDENT")
+        except GitCommandError:
+            found[f"GIT_{role}_NAME"], found[f"GIT_{role}_EMAIL"] = _IDENTITY
+    return found
+
+
+@contextlib.contextmanager
+def _repo(root: Path) -> Iterator[Repo]:
+    from git import InvalidGitRepositoryError, NoSuchPathError, Repo
+
+    try:
+        repo = Repo(root, search_parent_directories=True)
+    except (InvalidGitRepositoryError, NoSuchPathError) as error:
+        raise PublishError(
+            f"{root} is not in a git repo, so --forge-branch has nowhere to commit to",
+            expected="a git repo",
+            remedy="run `git init`, or leave out --forge-branch: the files are in forge_dir",
+        ) from error
+    with repo:
+        if repo.bare:
+            raise PublishError(f"{root} is a bare git repo", expected="a repo with a working tree")
+        yield repo
+
+
+@contextlib.contextmanager
+def _git_errors(branch: str) -> Iterator[None]:
+    try:
+        import git
+    except ImportError as error:  # GitPython raises it as well where there is no git program.
+        raise PublishError(
+            f"--forge-branch {branch}: git cannot be used: {_first_line(error)}",
+            remedy="install git (and pip install gitpython)",
+        ) from error
+    try:
+        yield
+    except git.GitCommandError as error:
+        detail = " ".join(str(error.stderr).split()) or _first_line(error)
+        raise PublishError(
+            f"--forge-branch {branch}: git failed: {detail}",
+            expected="a valid branch name in a repo that can be written",
+            remedy="mend the repo or give another name; the files are in forge_dir",
+        ) from error
+    except ConfigError as error:
+        raise PublishError(f"--forge-branch {branch}: {error.what}", expected=error.expected) from error
+    except OSError as error:
+        raise PublishError(f"--forge-branch {branch}: {os.strerror(error.errno or 0)}: {error}") from error
+
+
+def _first_line(error: Any) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,56 @@
+"""The versioned document behind ``--forge-json``: for programs, so its fields only grow within a version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_cudaforge import durable
+from pytest_cudaforge.errors import UsageError
+from pytest_cudaforge.records import Round, Trace, to_json
+from pytest_cudaforge.report.rows import Totals, row
+
+__all__ = ["FORMAT", "VERSION", "document", "write"]
+
+FORMAT = "cudaforge-report"
+VERSION = 1
+
+
+def document(
+    traces: Sequence[Trace], totals: Totals, *, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The whole session as plain JSON data; sources are named by their digest, they lie in the run directory."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "environment": dict(environment or {}),
+        "totals": to_json(totals),
+        "targets": [_target(trace) for trace in traces],
+    }
+
+
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """Write atomically. Raises :class:`UsageError` where the path given by the user cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"--forge-json: {path} cannot be written: {error.strerror or error}", remedy="give another file"
+        ) from error
+
+
+def _target(trace: Trace) -> dict[str, Any]:
+    data: dict[str, Any] = to_json(row(trace))
+    data["notes"] = list(trace.notes)
+    data["final"] = to_json(trace.final)
+    data["rounds"] = [_round(entry) for entry in trace.rounds]
+    return data
+
+
+def _round(entry: Round) -> dict[str, Any]:
+    data: dict[str, Any] = to_json(entry)
+    data["candidate"] = entry.candidate.digest if entry.candidate is not None else None
+    return data
