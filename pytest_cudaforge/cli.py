@@ -1,0 +1,287 @@
+"""``cudaforge evaluate | list | doctor``: the evaluator by hand, for a person or a coding agent.
+
+Exit status: 0 for ``PASSED`` (or nothing wrong), 1 for any other verdict, 2 for a usage or situation error.
+The JSON document of ``evaluate`` is a stable contract; see :func:`evaluation_document`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudaforge.errors import ForgeError, UsageError
+from pytest_cudaforge.target import WORKS
+
+if TYPE_CHECKING:
+    from pytest_cudaforge.config import ForgeConfig
+    from pytest_cudaforge.evaluation.evaluator import Evaluator
+    from pytest_cudaforge.records import Candidate, Evaluation, Target
+
+__all__ = ["evaluation_document", "main", "read_candidate", "root_of", "target_named"]
+
+#: A folder that has one of these is the root that ids start from, as for pytest.
+ROOT_MARKS = ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", ".git")
+#: Nobody's candidate is bigger than this; a wrong path should not fill the memory.
+MAX_SOURCE_BYTES = 4 << 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except ForgeError as error:
+        print(f"cudaforge: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cudaforge: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `cudaforge list | head`: the reader has what it wanted. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cudaforge", description="Check and time kernels against PyTorch modules.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    evaluate = commands.add_parser("evaluate", help="build, verify and time one candidate")
+    evaluate.add_argument("target", help="path/to/file.py::Name, or a KernelBench file")
+    evaluate.add_argument("candidate", type=Path, help="a folder with plan.py and kernel.*, or a .py with ModelNew")
+    evaluate.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON; - for stdout")
+    evaluate.add_argument("--allow", action="append", choices=WORKS[1:], default=[], help="let this work pass too")
+    evaluate.add_argument("--no-lint", action="store_true", help="do not check first whether the target is worth it")
+    evaluate.add_argument("--no-timing", action="store_true", help="correctness only")
+    evaluate.add_argument(
+        "--isolation", choices=("auto", "none"), default=None, help="none: no sandbox; not publishable"
+    )
+    evaluate.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
+    evaluate.set_defaults(run=_evaluate)
+
+    listing = commands.add_parser("list", help="print the targets found, without importing anything")
+    listing.add_argument("paths", nargs="*", type=Path, help="files and folders (default: forge_paths, or here)")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(run=_list)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, and how to mend it")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+# -- evaluate --------------------------------------------------------------------------------------------------
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge.display import evaluation_text
+    from pytest_cudaforge.wiring import open_evaluator
+
+    target = target_named(arguments.target)
+    candidate = read_candidate(arguments.candidate)
+    if arguments.json is not None and arguments.json != Path("-"):
+        _check_writable(arguments.json)
+    config = _settings(arguments, Path(target.root))
+    with open_evaluator(config) as evaluator:
+        faults = () if arguments.no_lint else evaluator.lint(target)
+        if faults:
+            evaluation = _refused(faults, candidate, target, evaluator)
+        else:
+            evaluation = evaluator.evaluate(candidate, target, timing=not arguments.no_timing)
+    document = json.dumps(evaluation_document(evaluation), indent=1, ensure_ascii=False, allow_nan=False)
+    if arguments.json == Path("-"):
+        print(document)
+    else:
+        print(f"{target.id} ({evaluation.language}, {evaluation.device})\n{evaluation_text(evaluation)}")
+        if arguments.json is not None:
+            _write(arguments.json, document + "\n")
+    return 0 if evaluation.passed else 1
+
+
+def _refused(faults: Sequence[str], candidate: Candidate, target: Target, evaluator: Evaluator) -> Evaluation:
+    """The verdict on a target that a trivial kernel could pass: no candidate can show anything there."""
+    from pytest_cudaforge.records import Evaluation, Status
+
+    return Evaluation(
+        status=Status.REJECTED,
+        reason="a trivial kernel could pass this target: " + "; ".join(faults) + " (--no-lint evaluates all the same)",
+        candidate=candidate.digest,
+        target=target.id,
+        isolation=evaluator.isolation,
+        language=candidate.language,
+        device=evaluator.settings.device,
+    )
+
+
+def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
+    """The verdict as the stable JSON contract: within a version fields are added, never renamed or removed.
+
+    ``work`` is null until something was labelled, the speedups where nothing was timed; ``timing`` and
+    ``verification`` are the records, or null where the status allows none.
+    """
+    from pytest_cudaforge.records import to_json
+
+    timing = evaluation.timing
+    work = {"label": evaluation.work, "own_share": timing.own_share if timing is not None else None}
+    document: dict[str, Any] = {
+        "format": "cudaforge-evaluation",
+        "version": 1,
+        "status": evaluation.status,
+        "reason": evaluation.reason,
+        "target": evaluation.target,
+        "candidate": evaluation.candidate,
+        "language": evaluation.language,
+        "device": evaluation.device,
+        "isolation": evaluation.isolation.grade,
+        "isolation_reasons": evaluation.isolation.reasons,
+        "isolation_remedy": evaluation.isolation.remedy,
+        "work": work if evaluation.work is not None else None,
+        "speedup": {
+            "eager": timing.speedup_eager if timing is not None else None,
+            "compile": timing.speedup_compile if timing is not None else None,
+        },
+        "timing": timing,
+        "verification": evaluation.verification,
+        "build": evaluation.build,
+        "seconds": evaluation.seconds,
+        "environment": dict(evaluation.environment),
+    }
+    return {name: to_json(value) for name, value in document.items()}
+
+
+def target_named(name: str) -> Target:
+    """The target that ``path/to/file.py::Name`` means, or the one target of ``path/to/file.py``.
+
+    Raises ``UsageError`` with the names that the file does hold.
+    """
+    from pytest_cudaforge.discovery import discover
+
+    file, _, qualname = name.partition("::")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"{file} is not a file", expected="path/to/file.py::Name, or a KernelBench file")
+    found = discover([path], root_of(path))
+    qualname = qualname.removesuffix("::forge")
+    named = [target for target in found.targets if not qualname or target.qualname == qualname]
+    if len(named) == 1:
+        return named[0]
+    for problem in found.problems:
+        if not qualname or problem.id.partition("::")[2] in (qualname, ""):
+            raise UsageError(f"{problem.path}:{problem.line}: {problem.text}")
+    here = ", ".join(target.qualname for target in found.targets) or "no target"
+    what = f"{file} holds no target {qualname}" if qualname else f"{file} does not name one target"
+    raise UsageError(what, expected=f"path/to/file.py::Name; {file} holds: {here}")
+
+
+def read_candidate(path: Path) -> Candidate:
+    """A candidate from a folder (``plan.py`` and ``kernel.cu`` or ``kernel.cpp``) or a ``.py`` with ``ModelNew``.
+
+    The files are read as text, never imported. Raises ``UsageError``.
+    """
+    from pytest_cudaforge.records import Candidate
+
+    if path.is_file() and path.suffix == ".py":
+        text = _source(path)
+        if "class ModelNew" not in text:
+            raise UsageError(f"{path} defines no ModelNew", expected="a .py file with `class ModelNew(nn.Module)`")
+        return Candidate.of("module", {path.name: text})
+    if not path.is_dir():
+        raise UsageError(f"{path} is no candidate", expected="a folder with plan.py and kernel.*, or a .py file")
+    from pytest_cudaforge.languages import LANGUAGES, load
+
+    for name in LANGUAGES:
+        language = load(name)
+        if (path / language.source_name).is_file():
+            return Candidate.of(name, {file: _source(path / file) for file in language.file_names})
+    names = " or ".join(load(name).source_name for name in LANGUAGES)
+    raise UsageError(f"{path} holds no kernel", expected=f"plan.py beside {names}")
+
+
+def _source(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_SOURCE_BYTES >> 20} MiB", expected="a kernel's source")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", expected="plan.py beside kernel.*") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text", expected="a kernel's source") from None
+
+
+def root_of(path: Path) -> Path:
+    """The folder that ids start from: the nearest one upwards with a pytest or project file, else the working one."""
+    start = Path(os.path.abspath(path))
+    for folder in (start, *start.parents):
+        if any((folder / mark).exists() for mark in ROOT_MARKS):
+            return folder
+    return Path.cwd()
+
+
+def _settings(arguments: argparse.Namespace, root: Path) -> ForgeConfig:
+    from pytest_cudaforge.config import load
+
+    options: dict[str, object] = {"config": arguments.config, "isolation": arguments.isolation}
+    if arguments.device != "auto":
+        options["device"] = arguments.device
+    if arguments.allow:
+        options["allow"] = ",".join(["kernel", *arguments.allow])
+    return load(options, root=root, start=Path.cwd(), environ=os.environ)
+
+
+def _check_writable(path: Path) -> None:
+    # Before the work, not after it.
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--json: {path} cannot be written", expected="a file in a folder that can be written")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json: {path} cannot be written: {error.strerror}", remedy="give another file") from None
+
+
+# -- list ------------------------------------------------------------------------------------------------------
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge.config import load
+    from pytest_cudaforge.discovery import discover
+    from pytest_cudaforge.records import to_json
+
+    root = root_of(Path.cwd())
+    for path in arguments.paths:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist", expected="files and folders to scan")
+    settings = None if arguments.paths else load({}, root=root, start=Path.cwd(), environ=os.environ)
+    paths = arguments.paths or (settings.forge_paths if settings is not None else ()) or [Path.cwd()]
+    found = discover(paths, root)
+    if arguments.json:
+        print(json.dumps({"targets": to_json(found.targets), "problems": to_json(found.problems)}, indent=1))
+    else:
+        for target in found.targets:
+            print(target.id)
+        for problem in found.problems:
+            print(f"{problem.path}:{problem.line}: {problem.text}", file=sys.stderr)
+        if not found.targets and not found.problems:
+            print(f"no targets in {found.files} Python files; mark one with @forge_target", file=sys.stderr)
+    return 1 if found.problems else 0
+
+
+# -- doctor ----------------------------------------------------------------------------------------------------
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge.doctor import examine, findings_text
+    from pytest_cudaforge.records import to_json
+
+    findings = examine(root_of(Path.cwd()), os.environ)
+    print(json.dumps(to_json(findings), indent=1) if arguments.json else findings_text(findings))
+    return 0 if all(finding.works or finding.optional for finding in findings) else 1
