@@ -1,0 +1,1 @@
+"""A user's own package: the target imports its activation relatively."""
