@@ -1,0 +1,101 @@
+"""Shared memory: layout with red zones, sealed memfds."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_cudaforge.errors import DeviceError, UsageError
+from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, lay_out
+
+
+@given(
+    st.lists(st.integers(0, 5000), max_size=20),
+    st.sampled_from([0, 1, 64, 256]),
+    st.sampled_from([1, 16, 256]),
+    st.sampled_from([0, 4]),
+)
+def test_regions_and_red_zones_tile_the_arena(sizes: list[int], redzone: int, align: int, skew: int) -> None:
+    layout = lay_out(
+        [(str(i), n) for i, n in enumerate(sizes)], redzone_bytes=redzone, align_bytes=align, skew_bytes=skew
+    )
+    pieces = sorted([*((r.offset, r.nbytes) for r in layout.regions if r.nbytes), *layout.redzones])
+    end = 0
+    for offset, nbytes in pieces:
+        assert offset == end
+        end += nbytes
+    assert end == layout.nbytes
+    for region in layout.regions:
+        assert region.offset % align == skew % align
+    if redzone:
+        for before, after in zip(layout.regions, layout.regions[1:], strict=False):
+            assert after.offset - before.offset - before.nbytes >= redzone
+
+
+def test_a_region_is_found_by_name() -> None:
+    layout = lay_out([("x", 10), ("y", 20)])
+    assert layout.offset("x") == 256 and layout.offset("y") == 768
+    with pytest.raises(KeyError):
+        layout.offset("z")
+
+
+def test_two_mappings_share_their_bytes() -> None:
+    with HostArena.create(5000) as first, HostArena.attach(os.dup(first.fd), 5000, readonly=True) as second:
+        ctypes.memset(first.address + 4999, 7, 1)
+        assert ctypes.string_at(second.address + 4999, 1) == b"\7"
+        with first.memory() as memory:
+            assert memory[4999] == 7 and len(memory) == 5000
+
+
+def test_its_size_can_never_change() -> None:
+    with HostArena.create(5000) as arena:
+        for size in (0, 10_000):
+            with pytest.raises(PermissionError):
+                os.ftruncate(arena.fd, size)
+
+
+def test_a_sealed_arena_is_read_only_for_all_but_its_maker() -> None:
+    with HostArena.create(4096) as arena:
+        arena.seal_readonly()
+        with pytest.raises(PermissionError):
+            mmap.mmap(arena.fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(PermissionError):
+            os.pwrite(arena.fd, b"x", 0)
+        ctypes.memset(arena.address, 9, 1)
+        with HostArena.attach(os.dup(arena.fd), 4096, readonly=True) as reader, reader.memory() as memory:
+            assert memory[0] == 9 and memory.readonly
+
+
+def test_bad_arenas_are_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="at least 1 byte"):
+        HostArena.create(0)
+    unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 4096)
+    with pytest.raises(UsageError, match="no sealed arena"):
+        HostArena.attach(unsealed, 4096, readonly=True)
+    os.close(unsealed)
+    with HostArena.create(4096) as arena, pytest.raises(UsageError, match="8192 bytes"):
+        HostArena.attach(arena.fd, 8192, readonly=True)
+
+
+def test_close_twice_and_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        arena = HostArena.create(4096)
+        arena.close()
+        arena.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_device_arena_without_a_device_says_so() -> None:
+    try:
+        DeviceArena.create(4096, 0).close()
+    except DeviceError as error:
+        assert "CUDA" in str(error) or "cuda" in str(error)
+    else:
+        pytest.skip("there is a CUDA device here")

@@ -1,0 +1,146 @@
+"""Which trials a verdict takes and how calls are laid out. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from pytest_cudaforge.evaluation.cases import call_layout, contract_trials, output_leaves
+from pytest_cudaforge.evaluation.contract import compare_structure, label_of, status_of
+from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View
+from pytest_cudaforge.records import Mismatch, Status, TargetFacts, WorkloadFacts
+
+SPEC = TensorSpec((4, 8), "float32", (8, 1))
+WORKLOAD = WorkloadFacts("default", (("0", SPEC),), {}, (("out", SPEC),), {}, 128, 32, 128, 0)
+FACTS = TargetFacts(
+    "t",
+    "fp32",
+    None,
+    None,
+    ("cpp",),
+    1.0,
+    ("kernel",),
+    "eval",
+    False,
+    False,
+    "drawn",
+    "all",
+    (),
+    False,
+    None,
+    (WORKLOAD,),
+)
+
+
+def _plan(outputs: object = View(2, (4, 8), (8, 1)), steps: tuple[object, ...] | None = None) -> LaunchPlan:
+    buffers = (
+        Buffer("input", SPEC, "0"),
+        Buffer("state", TensorSpec((8,), "float32", (1,)), "weight"),
+        Buffer("scratch", SPEC),
+        Buffer("scratch", TensorSpec((4,), "float32", (1,))),
+    )
+    views = tuple(View(i, b.spec.shape, b.spec.strides) for i, b in enumerate(buffers))
+    return LaunchPlan(buffers, steps or (Launch("f", views),), outputs)  # type: ignore[arg-type]
+
+
+def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> None:
+    trials = contract_trials(FACTS, WORKLOAD, {"0": "generic"}, trials=5)
+    pairs = list(itertools.pairwise(trials))
+    assert any(a.frame == b.frame and a.case != b.case for a, b in pairs)
+    assert any(a.frame != b.frame for a, b in pairs)
+    again = next(trial for trial in trials if trial.name == "drawn again")
+    assert again.case == trials[0].case and again.frame != trials[0].frame
+    assert {trial.poison for trial in trials} == {0, 1}
+    assert [t.case.weights_seed is None for t in trials if t.name == "drawn"] == [True]
+    assert {t.name for t in trials} >= {"normal", "uniform", "shifted", "large", "sparse", "integer"}
+
+
+def test_seeds_are_fresh_every_time() -> None:
+    first, second = (contract_trials(FACTS, WORKLOAD, {}) for _ in range(2))
+    assert len(first) == 6
+    assert not {t.case.seed for t in first} & {t.case.seed for t in second}
+
+
+def test_restricted_and_structured_targets_are_only_drawn() -> None:
+    restricted = dataclasses.replace(FACTS, distributions="drawn")
+    for facts, structure in [(restricted, "generic"), (FACTS, "drawn")]:
+        assert {t.case.family for t in contract_trials(facts, WORKLOAD, {"0": structure})} == {"drawn"}
+    assert {t.name for t in contract_trials(FACTS, WORKLOAD, {"0": "unit"})} >= {"shifted", "sparse"}
+
+
+def test_big_calls_get_one_frame_and_fewer_trials() -> None:
+    big = dataclasses.replace(WORKLOAD, input_bytes=7 << 30)
+    trials = contract_trials(FACTS, big, {"0": "unit"})
+    assert {t.frame for t in trials} == {0}
+    assert len(trials) == 5
+    assert {t.poison for t in trials} == {0, 1}
+
+
+def test_layout_has_frames_and_zones_between_all_regions() -> None:
+    layout = call_layout(TracedPlan(_plan()), frames=2)
+    regions = sorted((offset, offset + nbytes, name) for name, offset, nbytes in layout.data["regions"])
+    names = {name for _, _, name in regions}
+    assert names == {"f0/input/0", "f1/input/0", "f0/out/2", "f1/out/2", "state/weight", "scratch/main"}
+    zones = {tuple(zone) for zone in layout.data["redzones"]}
+    for (_, end, _), (start, _, _) in itertools.pairwise(regions):
+        assert any(o <= end < o + n or o < start <= o + n for o, n in zones), (end, start)
+    first, second = layout.bindings(0), layout.bindings(1)
+    assert first[0] != second[0] and first[2] != second[2]
+    assert first[1] == second[1] and first[3] == second[3]
+    assert all(slot == 0 and offset % 256 == 0 for slot, offset in first)
+
+
+def test_skew_moves_inputs_only() -> None:
+    bindings = call_layout(TracedPlan(_plan()), frames=1, skew_bytes=4).bindings(0)
+    assert [offset % 256 for _, offset in bindings] == [4, 0, 0, 0]
+
+
+def test_prepared_values_are_where_prepare_leaves_them() -> None:
+    weight = TensorSpec((8,), "float32", (1,))
+    prepare = LaunchPlan(
+        (Buffer("state", weight, "weight"), Buffer("scratch", weight)), (), {"w": View(1, (4,), (1,), 4)}
+    )
+    main = LaunchPlan((Buffer("prepared", TensorSpec((4,), "float32", (1,)), "out.w"),), (), None)
+    layout = call_layout(TracedPlan(main, prepare), frames=1)
+    assert layout.bindings(0)[0][1] == layout.prepare_bindings()[1][1] + 16
+
+
+def test_output_leaves_name_region_spec_and_shift() -> None:
+    plan = _plan({"a": View(2, (2, 8), (8, 1), 16), "n": 3})
+    leaves = output_leaves(plan, call_layout(TracedPlan(plan), frames=1), 0)
+    assert leaves == {"out.a": ["f0/out/2", [[2, 8], "float32", [8, 1]], 64], "out.n": 3}
+
+
+def test_structure_is_compared_before_anything_runs() -> None:
+    assert compare_structure(_plan(), WORKLOAD) == ()
+    cases = {
+        "count": (View(2, (4, 8), (8, 1)), 1),
+        "shape": View(2, (8, 4), (4, 1)),
+        "structure": View(2, (4, 8), (1, 4)),
+    }
+    for kind, outputs in cases.items():
+        assert [m.kind for m in compare_structure(_plan(outputs), WORKLOAD)] == [kind]
+    half = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec((4, 8), "float16", (8, 1))),))
+    assert [m.kind for m in compare_structure(_plan(), half)] == ["dtype"]
+    assert "None" in compare_structure(_plan(None), WORKLOAD)[0].detail
+
+
+def test_labels_say_what_kind_of_work_a_plan_does() -> None:
+    own = Launch("f", (View(2, (4, 8), (8, 1)),))
+    product, other = (LibraryCall(f"aten.{name}", (), (), (2,)) for name in ("mm", "softmax"))
+    assert label_of(_plan(steps=(own,))) == "kernel"
+    assert label_of(_plan(steps=(product,))) == "library"
+    assert label_of(_plan(steps=(other,))) == "rewrite"
+    assert label_of(_plan(steps=(own, product))) == "kernel"
+    assert label_of(_plan(steps=(own, product)), 0.02) == "library"
+    assert label_of(_plan(steps=(own, other))) == "mixed"
+    assert label_of(_plan(steps=(own, other)), 0.02) == "rewrite"
+    assert label_of(_plan(steps=(own, other)), 0.95) == "kernel"
+    assert label_of(LaunchPlan((), (), None)) == "rewrite"
+
+
+def test_memory_errors_outrank_the_numbers_they_spoil() -> None:
+    values, zone = Mismatch("out", "values", ""), Mismatch("out", "redzone", "")
+    assert status_of((values, zone)) is Status.REJECTED
+    assert status_of((values,)) is Status.INCORRECT_NUMERICAL
+    assert status_of(()) is Status.PASSED

@@ -1,0 +1,294 @@
+"""The tolerance rule: honest kernels pass on every distribution, wrong ones fail on at least one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw
+
+K = 4096
+
+
+def _inputs(family: str, shape: tuple[int, ...] = (64, K), dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.empty(shape, dtype=torch.float32).normal_(generator=generator).to(dtype)
+    return redraw(family, drawn, "generic", generator)
+
+
+def _serial_sum(x: Tensor) -> Tensor:
+    total = torch.zeros(x.shape[0], dtype=x.dtype)
+    for column in range(x.shape[1]):
+        total = total + x[:, column]
+    return total
+
+
+def _pairwise_sum(x: Tensor) -> Tensor:
+    while x.shape[1] > 1:
+        x = x[:, ::2] + x[:, 1::2]
+    return x[:, 0]
+
+
+def _lanes_sum(x: Tensor) -> Tensor:
+    """How an OpenMP simd reduction over 16 lanes and 2 threads sums."""
+    lanes = torch.zeros(x.shape[0], 2, 16, dtype=x.dtype)
+    for part in x.reshape(x.shape[0], 2, -1, 16).unbind(2):
+        lanes = lanes + part
+    return lanes.sum((1, 2))
+
+
+HONEST_SUMS = {"serial": _serial_sum, "pairwise": _pairwise_sum, "lanes": _lanes_sum}
+
+
+def _judge(candidate: Tensor, reference: Tensor, oracle: Tensor, reduction: int = K) -> Judgement:
+    return judge_output("out", candidate, reference, oracle, Rule(reduction=reduction))
+
+
+def _rms_norm(x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    return x * torch.rsqrt(total(x * x)[:, None] / x.shape[1] + 1e-6)
+
+
+def _layer_norm(x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    mean = total(x)[:, None] / x.shape[1]
+    centered = x - mean
+    return centered * torch.rsqrt(total(centered * centered)[:, None] / x.shape[1] + 1e-5)
+
+
+def _softmax(x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    exponent = torch.exp(x - x.amax(1, keepdim=True))
+    return exponent / total(exponent)[:, None]
+
+
+def _row_sum(x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    return total(x)
+
+
+HONEST = {"rms_norm": _rms_norm, "layer_norm": _layer_norm, "softmax": _softmax, "row_sum": _row_sum}
+
+
+def _reference(task: str, x: Tensor) -> Tensor:
+    if task == "rms_norm":
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    if task == "layer_norm":
+        return torch.nn.functional.layer_norm(x, x.shape[-1:])
+    return torch.softmax(x, -1) if task == "softmax" else x.sum(-1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("summing", HONEST_SUMS)
+@pytest.mark.parametrize("task", HONEST)
+def test_honest_reductions_pass(task: str, summing: str, family: str) -> None:
+    x = _inputs(family)
+    judgement = _judge(HONEST[task](x, HONEST_SUMS[summing]), _reference(task, x), _reference(task, x.double()))
+    assert not judgement.mismatches, judgement
+
+
+@pytest.mark.parametrize("family", ["normal", "uniform", "large"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_honest_half_precision_outputs_pass(dtype: torch.dtype, family: str) -> None:
+    x = _inputs(family, dtype=dtype)
+    candidate = _rms_norm(x.float(), _serial_sum).to(dtype)
+    judgement = _judge(candidate, _reference("rms_norm", x.float()).to(dtype), _reference("rms_norm", x.double()))
+    assert not judgement.mismatches, judgement
+
+
+def test_fast_exponential_of_a_gpu_passes() -> None:
+    x = _inputs("normal")
+    noisy = torch.sigmoid(x) * (1 + 2.0**-22 * torch.randn_like(x))  # about two ulp, as __expf leaves
+    oracle = torch.sigmoid(x.double())
+    assert not _judge(noisy, torch.sigmoid(x), oracle, 1).mismatches
+
+
+# -- wrong kernels -------------------------------------------------------------------------------------------------
+
+
+def _fails_somewhere(make: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], reduction: int = K) -> list[str]:
+    found = []
+    for family in FAMILIES:
+        candidate, reference, oracle = make(_inputs(family))
+        if _judge(candidate, reference, oracle, reduction).mismatches:
+            found.append(family)
+    return found
+
+
+def test_one_percent_of_k_dropped_fails_everywhere() -> None:
+    def make(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kept = x.clone()
+        kept[:, : K // 100] = 0
+        return kept.sum(-1), x.sum(-1), x.double().sum(-1)
+
+    assert _fails_somewhere(make) == list(FAMILIES)
+
+
+def test_tanh_gelu_for_gelu_fails_on_drawn_values() -> None:
+    gelu = torch.nn.functional.gelu
+
+    def make(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return gelu(x, approximate="tanh"), gelu(x), gelu(x.double())
+
+    assert {"normal", "uniform", "integer"} <= set(_fails_somewhere(make, 1))
+
+
+def test_one_pass_variance_fails_on_shifted_inputs() -> None:
+    def make(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean = x.mean(-1, keepdim=True)
+        variance = (x * x).mean(-1, keepdim=True) - mean * mean
+        norm = (x - mean) * torch.rsqrt(variance.clamp_min(0) + 1e-5)
+        return norm, _reference("layer_norm", x), _reference("layer_norm", x.double())
+
+    assert "shifted" in _fails_somewhere(make)
+
+
+def test_softmax_without_max_fails_on_large_inputs() -> None:
+    def make(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.exp() / x.exp().sum(-1, keepdim=True), torch.softmax(x, -1), torch.softmax(x.double(), -1)
+
+    assert "large" in _fails_somewhere(make)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_accumulation_fails(dtype: torch.dtype) -> None:
+    x = _inputs("normal")
+    accumulated = _serial_sum(x.to(dtype)).float()
+    assert _judge(accumulated, x.sum(-1), x.double().sum(-1)).mismatches
+
+
+def _tf32(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("family", ["normal", "uniform", "shifted", "integer", "sparse"])
+def test_tf32_product_under_fp32_fails(family: str) -> None:
+    a, b = _inputs(family, (128, 1024)), _inputs("normal", (1024, 128))
+    judgement = _judge(_tf32(a) @ _tf32(b), a @ b, a.double() @ b.double(), 1024)
+    assert judgement.mismatches
+    assert not _judge((a.flip(1)) @ (b.flip(0)), a @ b, a.double() @ b.double(), 1024).mismatches
+
+
+def test_zeros_fail() -> None:
+    x = _inputs("normal")
+    assert _judge(torch.zeros_like(x), x * 1e-3, x.double() * 1e-3, 1).mismatches
+
+
+def test_half_output_with_one_percent_missing_is_caught_by_its_bias() -> None:
+    x = _inputs("uniform", (2048, 1024)).abs().to(torch.bfloat16)
+    total = x.double().sum(-1)
+    reference = total.to(torch.bfloat16)
+    judgement = _judge((total * 0.99).to(torch.bfloat16), reference, total)
+    assert [m.kind for m in judgement.mismatches] == ["bias"]
+
+
+def test_destroyed_last_row_is_named() -> None:
+    x = _inputs("normal")
+    broken = x.clone()
+    broken[-1] = 0
+    judgement = _judge(broken, x, x.double(), 1)
+    assert judgement.mismatches[0].pattern == "only row 63 (the last); all elements there"
+
+
+def test_destroyed_small_row_cannot_hide_beside_large_ones() -> None:
+    x = _inputs("normal")
+    x[:32] *= 100.0
+    reference = x * (1 + 1e-6 * torch.randn_like(x))  # a reference with errors of its own
+    broken = reference.clone()
+    broken[40] = reference[41]
+    judgement = _judge(broken, reference, x.double(), 1)
+    assert judgement.mismatches
+
+
+def test_unwritten_tail_is_located() -> None:
+    x = _inputs("normal")
+    broken = x.clone()
+    broken[:, 4000:] = float("nan")
+    mismatch = _judge(broken, x, x.double(), 1).mismatches[0]
+    assert mismatch.kind == "nonfinite"
+    assert "columns from 4000 to the end" in mismatch.pattern
+
+
+# -- special values ------------------------------------------------------------------------------------------------
+
+
+def test_nonfinite_masks_are_the_references() -> None:
+    reference = torch.tensor([[1.0, math.inf, -math.inf, math.nan]])
+    assert not _judge(reference.clone(), reference, reference.double(), 1).mismatches
+    for place, value in [(0, math.nan), (1, 1.0), (2, math.inf), (3, 1.0)]:
+        wrong = reference.clone()
+        wrong[0, place] = value
+        assert _judge(wrong, reference, reference.double(), 1).mismatches[0].kind == "nonfinite"
+
+
+def test_fp16_may_round_either_way_at_the_edge_of_its_range() -> None:
+    reference = torch.tensor([[65504.0, 1.0]], dtype=torch.float16)
+    candidate = torch.tensor([[math.inf, 1.0]], dtype=torch.float16)
+    oracle = torch.tensor([[65519.0, 1.0]], dtype=torch.float64)
+    assert not _judge(candidate, reference, oracle, 1).mismatches
+    assert not _judge(reference, candidate, oracle, 1).mismatches
+    assert _judge(-candidate, reference, oracle, 1).mismatches
+
+
+def test_integers_and_booleans_are_bitwise_equal() -> None:
+    reference = torch.arange(10)
+    wrong = reference.clone()
+    wrong[3] = 4
+    mismatch = _judge(wrong, reference, reference).mismatches[0]
+    assert (mismatch.kind, mismatch.index, mismatch.got, mismatch.expected) == ("integer", (3,), 4.0, 3.0)
+    assert not _judge(reference > 3, reference > 3, reference > 3).mismatches
+
+
+def test_exact_reference_on_a_reduction_is_partial_and_bounded_by_sqrt_k() -> None:
+    x = torch.ones(64, K)
+    judgement = _judge(x.sum(-1) * (1 + 3e-6), x.sum(-1), x.double().sum(-1))
+    assert judgement.partial
+    assert not judgement.mismatches
+    assert _judge(x.sum(-1) * (1 + 1e-3), x.sum(-1), x.double().sum(-1)).mismatches
+
+
+def test_user_tolerance_is_an_outer_bound() -> None:
+    x = _inputs("normal")
+    near = x * (1 + 5e-7)
+    assert not _judge(near, x, x.double(), 1).mismatches
+    tight = judge_output("out", near, x, x.double(), Rule(atol=0.0, rtol=1e-8))
+    assert "atol=0, rtol=1e-08" in tight.mismatches[0].detail
+
+
+def test_complex_and_empty_outputs() -> None:
+    z = torch.randn(16, 32, dtype=torch.complex64)
+    assert not _judge(z.clone(), z, z.to(torch.complex128), 1).mismatches
+    assert _judge(z.conj().resolve_conj(), z, z.to(torch.complex128), 1).mismatches
+    assert not _judge(torch.empty(0, 4), torch.empty(0, 4), torch.empty(0, 4, dtype=torch.float64)).mismatches
+
+
+def test_shape_and_dtype_are_judged_first() -> None:
+    x = torch.randn(4, 4)
+    assert _judge(x[:2], x, x.double()).mismatches[0].kind == "shape"
+    assert _judge(x.half(), x, x.double()).mismatches[0].kind == "dtype"
+
+
+# -- indices -------------------------------------------------------------------------------------------------------
+
+
+def test_indices_may_break_ties_either_way() -> None:
+    source = torch.tensor([[3.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
+    reference = torch.tensor([[0, 1, 3]])
+    assert not judge_indices("out", torch.tensor([[1, 0, 3]]), reference, [source]).mismatches
+    assert "occur twice" in judge_indices("out", torch.tensor([[0, 0, 3]]), reference, [source]).mismatches[0].detail
+    assert "outside 0..3" in judge_indices("out", torch.tensor([[0, 7, 3]]), reference, [source]).mismatches[0].detail
+    assert "other values" in judge_indices("out", torch.tensor([[0, 1, 2]]), reference, [source]).mismatches[0].detail
+
+
+def test_argmax_without_the_dimension_is_matched() -> None:
+    source = torch.tensor([[1.0, 5.0, 5.0], [2.0, 0.0, 1.0]], dtype=torch.float64)
+    reference = torch.tensor([1, 0])
+    assert not judge_indices("out", torch.tensor([2, 0]), reference, [source]).mismatches
+    assert judge_indices("out", torch.tensor([0, 0]), reference, [source]).mismatches
+
+
+def test_every_plan_dtype_that_floats_has_a_tolerance() -> None:
+    from pytest_cudaforge.plan import DTYPE_BYTES
+
+    assert set(TOLERANCES) == {name for name in DTYPE_BYTES if "float" in name or "complex" in name}

@@ -1,0 +1,182 @@
+"""The oracle's process: targets of all kinds, their errors in their author's words, and its own death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from judged_targets import find, write_repo
+
+from pytest_cudaforge.errors import OracleError, TargetError
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import to_json
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    write_repo(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OracleClient]:
+    with OracleClient(cache_dir=tmp_path_factory.mktemp("cache")) as client:
+        yield client
+
+
+def test_facts_of_a_module(oracle: OracleClient, repo: Path) -> None:
+    facts = oracle.facts(find(repo, "::RMSNorm"))
+    (workload,) = facts.workloads
+    assert workload.inputs == (("0", TensorSpec((33, 512), "float32", (512, 1))),)
+    assert facts.module["attributes"]["eps"] == 1e-6
+    assert (facts.mode, facts.precision, workload.state_bytes) == ("eval", "fp32", 2048)
+
+
+def test_facts_of_keywords_several_workloads_and_outputs(oracle: OracleClient, repo: Path) -> None:
+    facts = oracle.facts(find(repo, "::pair"))
+    assert [workload.name for workload in facts.workloads] == ["default", "wide"]
+    assert [path for path, _ in facts.workloads[1].outputs] == ["out.top", "out.count"]
+    assert facts.workloads[1].inputs[0][0] == "kw.x"
+
+
+def test_kernelbench_file_gets_torchs_defaults_and_its_own_mode(oracle: OracleClient, repo: Path) -> None:
+    facts = oracle.facts(find(repo, "relu.py::Model"))
+    assert (facts.precision, facts.mode) == ("default", "train")
+    assert oracle.structures(find(repo, "relu.py::Model"), "default") == {"0": "generic"}
+
+
+def test_relative_imports_work(oracle: OracleClient, repo: Path) -> None:
+    assert oracle.facts(find(repo, "::scaled")).workloads[0].output_bytes == 128
+
+
+def test_two_roots_with_one_package_name_do_not_meet(oracle: OracleClient, repo: Path, tmp_path: Path) -> None:
+    write_repo(tmp_path)
+    (tmp_path / "mypkg" / "layers.py").write_text(
+        (tmp_path / "mypkg" / "layers.py").read_text().replace("torch.randn(4, 8)", "torch.randn(2, 2)")
+    )
+    assert oracle.facts(find(tmp_path, "::scaled")).workloads[0].output_bytes == 16
+    assert oracle.facts(find(repo, "::scaled")).workloads[0].output_bytes == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "::inputs_raise",
+            ["drawing inputs of workload 'default' failed", "broken.py:9 in bad_inputs", "no data here"],
+        ),
+        ("::forward_raises", ["its forward failed", "return x @ torch.ones(4)"]),
+        ("::returns_text", ["returns str, no tensor|no tensor"]),
+        ("::no_inputs", ["no inputs are declared", "forge_target(inputs="]),
+        ("::WrongInit", ["constructing it failed", "TypeError"]),
+    ],
+)
+def test_errors_are_in_the_authors_words(oracle: OracleClient, repo: Path, name: str, words: list[str]) -> None:
+    with pytest.raises(TargetError) as caught:
+        oracle.facts(find(repo, name))
+    text = str(caught.value)
+    assert all(any(choice in text for choice in word.split("|")) for word in words), text
+    assert "site-packages" not in text
+    assert "subject.py" not in text
+
+
+def test_a_target_that_exits_is_its_own_error_and_the_oracle_starts_anew(oracle: OracleClient, repo: Path) -> None:
+    before = oracle.pid
+    with pytest.raises(TargetError, match=r"(?s)exits: its own code ended the process \(exit status 7\) at facts"):
+        oracle.facts(find(repo, "::exits"))
+    assert oracle.facts(find(repo, "::softmax")).workloads[0].output_bytes == 16 * 300 * 4
+    assert oracle.pid != before
+
+
+def test_a_killed_oracle_is_an_oracle_error_and_starts_anew(oracle: OracleClient) -> None:
+    oracle.request("hello")
+    assert oracle.pid is not None
+    os.kill(oracle.pid, signal.SIGKILL)
+    with pytest.raises(OracleError, match="the oracle died"):
+        oracle.request("hello")
+    assert oracle.request("hello")["torch"]
+
+
+def test_lint_names_targets_that_a_trivial_kernel_would_pass(oracle: OracleClient, repo: Path) -> None:
+    assert oracle.lint(find(repo, "::softmax"), "default") == ()
+    problems = " ".join(oracle.lint(find(repo, "::constant"), "default"))
+    assert "a constant would pass" in problems
+    assert "zeros would pass" in problems
+
+
+def test_variants_are_those_the_reference_takes(oracle: OracleClient, repo: Path) -> None:
+    names = [name for name, _ in oracle.variants(find(repo, "::RMSNorm"), "default")]
+    assert names == ["strided", "size 33 -> 32"]
+    assert "size 300 -> 299" in [name for name, _ in oracle.variants(find(repo, "::softmax"), "default")]
+
+
+def test_environment_holds_no_secret(
+    oracle: OracleClient, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    (tmp_path / "leak.py").write_text(
+        "import os, torch\nfrom pytest_cudaforge import forge_target\n"
+        "@forge_target(inputs=lambda: [torch.ones(int('OPENAI_API_KEY' in os.environ) + 1)])\n"
+        "def leak(x):\n    return x + 1\n"
+    )
+    with OracleClient(cache_dir=tmp_path) as fresh:
+        assert fresh.facts(find(tmp_path, "::leak")).workloads[0].output_bytes == 4
+
+
+def test_changed_files_of_a_package_are_imported_again(oracle: OracleClient, tmp_path: Path) -> None:
+    write_repo(tmp_path)
+    assert oracle.facts(find(tmp_path, "::scaled")).workloads[0].output_bytes == 128
+    layers = tmp_path / "mypkg" / "layers.py"
+    layers.write_text(layers.read_text().replace("randn(4, 8)", "randn(4, 9)"))
+    assert oracle.facts(find(tmp_path, "::scaled")).workloads[0].output_bytes == 144
+
+
+def test_a_stopped_oracle_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom pytest_cudaforge.evaluation.oracle import OracleClient\n"
+        "client = OracleClient(cache_dir=Path(sys.argv[1]))\nclient.start()\n"
+        "with client.paused():\n    print(client.pid, flush=True)\n    time.sleep(60)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    pid = int(supervisor.stdout.readline())
+    supervisor.kill()
+    supervisor.wait()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text():
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError("the oracle outlived its supervisor")
+
+
+def test_a_reference_that_does_not_compile_has_no_compile_baseline(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    with OracleClient(cache_dir=tmp_path) as fresh:
+        target = to_json(find(repo, "::softmax"))
+        found = fresh.request("rotation", target=target, workload="default", frames=2, compiled=True)
+    assert found["parties"] == ["eager"]
+    assert found["compile_note"].startswith("torch.compile failed: ")
+
+
+def test_timeout_ends_a_hanging_reference(tmp_path: Path) -> None:
+    (tmp_path / "hang.py").write_text(
+        "import time, torch\nfrom pytest_cudaforge import forge_target\n"
+        "@forge_target(inputs=lambda: [torch.ones(2)])\ndef hang(x):\n    time.sleep(600)\n    return x\n"
+    )
+    with OracleClient(cache_dir=tmp_path) as fresh:
+        fresh.request("hello")
+        fresh.timeout_s = 0.5
+        with pytest.raises(OracleError, match=r"did not answer facts within 0.5 s"):
+            fresh.facts(find(tmp_path, "::hang"))
+        assert fresh.pid is None

@@ -1,0 +1,130 @@
+"""Structure of inputs, redraws that keep it, weights that keep theirs; the fp64 mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
+from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw, rerandomise, structure_of
+from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
+
+
+def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    first = make()  # type: ignore[operator]
+    torch.manual_seed(2)
+    return first, make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("make", "structure"),
+    [
+        (lambda: torch.randn(32, 32), "generic"),
+        (lambda: torch.randn(32, 32).bfloat16(), "generic"),
+        (lambda: torch.rand(32, 32), "unit"),
+        (lambda: torch.softmax(torch.randn(32, 32), -1), "drawn"),
+        (lambda: torch.randn(32, 32).tril(), "drawn"),
+        (lambda: torch.randn(32, 32).sort(-1).values, "drawn"),
+        (lambda: torch.randn(32, 32).abs() * 3, "drawn"),
+        (lambda: torch.randint(0, 9, (32, 32)).float(), "drawn"),
+        (lambda: torch.randint(0, 9, (32, 32)), "drawn"),
+        (lambda: (lambda a: a + a.T)(torch.randn(32, 32)), "drawn"),
+        (lambda: torch.linspace(-1, 1, 64), "drawn"),
+        (lambda: torch.full((4, 4), float("-inf")).triu(1) + torch.randn(4, 4), "drawn"),
+        (lambda: torch.randn(0, 4), "drawn"),
+    ],
+)
+def test_structure_is_seen_from_two_draws(make: object, structure: str) -> None:
+    assert structure_of(*_two(make)) == structure
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_redraws_keep_shape_dtype_and_layout(family: str) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        drawn = torch.randn(32, 64).to(dtype).t()
+        again = redraw(family, drawn, "generic", torch.Generator().manual_seed(3))
+        assert (again.shape, again.dtype, again.stride()) == (drawn.shape, dtype, drawn.stride())
+        assert bool(again.isfinite().all())
+        assert not torch.equal(again, drawn)
+
+
+def test_unit_inputs_stay_in_their_range_and_structured_ones_as_drawn() -> None:
+    unit = torch.rand(64, 64)
+    for family in FAMILIES:
+        again = redraw(family, unit, "unit", torch.Generator().manual_seed(3))
+        assert 0 <= float(again.min()) <= float(again.max()) <= 1
+    assert redraw("large", unit, "drawn", torch.Generator()) is unit
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=True)
+        self.tied = self.linear.weight
+        self.norm = nn.BatchNorm1d(64)
+        self.mask = nn.Parameter(torch.ones(8, 8).tril() * 0.5)
+        self.steps = nn.Parameter(torch.arange(4), requires_grad=False)
+
+
+def test_weights_change_but_keep_their_nature() -> None:
+    net = _Net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    rerandomise(net, 5)
+    assert net.tied is net.linear.weight
+    assert not torch.equal(net.linear.weight, before["linear.weight"])
+    assert 0.5 < float(net.linear.weight.std() / before["linear.weight"].std()) < 2
+    assert bool((net.norm.weight > 0).all()) and not torch.equal(net.norm.weight, before["norm.weight"])
+    assert not torch.equal(net.norm.bias, before["norm.bias"])
+    assert bool((net.mask[before["mask"] == 0] == 0).all())
+    assert torch.equal(net.steps, before["steps"])
+    assert bool((net.norm.running_var > 0).all()) and not torch.equal(net.norm.running_var, before["norm.running_var"])
+    assert net.norm.num_batches_tracked == 0
+
+
+def test_fp64_mode_ignores_down_casts_inside() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        h = x.to(torch.float32)
+        table = torch.full((8,), 0.1, dtype=torch.float32)
+        return (h.half().float() * table).sum(-1).to(x.dtype)
+
+    x = torch.randn(4, 8, dtype=torch.float64)
+    with Fp64Mode() as mode:
+        got = forward(x)
+    assert got.dtype == torch.float64
+    assert torch.allclose(got, x.sum(-1) * 0.1, rtol=1e-14)
+    assert (mode.reduction, mode.partial) == (8, False)
+
+
+def test_fp64_mode_counts_the_inner_length_of_products() -> None:
+    with Fp64Mode() as mode:
+        torch.nn.functional.linear(torch.randn(3, 96), torch.randn(5, 96), torch.randn(5))
+    assert mode.reduction == 96
+
+
+def test_fp64_mode_leaves_in_place_targets_their_identity() -> None:
+    x = torch.randn(4, dtype=torch.float64)
+    want = x * 3
+    with Fp64Mode():
+        x.mul_(torch.tensor(3.0))
+    assert torch.equal(x, want)
+
+
+def test_precision_flags_are_put_back() -> None:
+    before = torch.backends.cudnn.allow_tf32
+    with precision_flags("fp32"):
+        assert not torch.backends.cudnn.allow_tf32
+    with precision_flags("default"):
+        assert torch.backends.cudnn.allow_tf32 == before
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
+def test_variants_change_layout_or_size_only() -> None:
+    x, mask = torch.randn(6, 8), torch.ones(6, dtype=torch.bool)
+    (strided, flags), _ = apply_variant("strided", (x, mask), {})
+    assert torch.equal(strided, x) and not strided.is_contiguous()
+    assert torch.equal(flags, mask) and flags.stride() == (2,)
+    (smaller, fewer), kwargs = apply_variant("size 6 -> 5", (x, mask), {"n": 6})
+    assert (tuple(smaller.shape), tuple(fewer.shape), kwargs) == ((5, 8), (5,), {"n": 6})
+    assert list(neighbour_names((x, mask), {})) == ["size 6 -> 5", "size 8 -> 7"]

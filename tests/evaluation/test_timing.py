@@ -1,0 +1,117 @@
+"""Statistics of a sitting: blocks, intervals, decisions. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from pytest_cudaforge.evaluation.timing import (
+    Block,
+    abba,
+    block_of,
+    combine,
+    decide,
+    disturbed,
+    faster_baseline,
+    narrow_enough,
+    ratio_of,
+    sample_of,
+    slope_ns,
+)
+from pytest_cudaforge.records import Ratio
+
+
+def _blocks(speedup: float, *, noise: float = 0.01, processes: int = 3, count: int = 8, seed: int = 0) -> list[Block]:
+    generator = random.Random(seed)
+    found = []
+    for process in range(processes):
+        layout = math.exp(generator.gauss(0, noise / 4))
+        for _ in range(count):
+            drift = math.exp(generator.gauss(0, 0.3))  # both parties of a block see the same machine
+            base = 1e5 * drift * math.exp(generator.gauss(0, noise))
+            own = 1e5 / speedup * layout * drift * math.exp(generator.gauss(0, noise))
+            found.append(Block(process, (("candidate", own), ("eager", base))))
+    return found
+
+
+def test_order_is_there_and_back() -> None:
+    assert abba(["c", "e", "k"]) == ("c", "e", "k", "k", "e", "c")
+
+
+def test_slope_cancels_what_a_request_costs() -> None:
+    assert slope_ns(50_000 + 100 * 7.0, 50_000 + 200 * 7.0, 100) == pytest.approx(7.0)
+
+
+def test_block_averages_both_turns_and_refuses_a_clock_that_went_backwards() -> None:
+    block = block_of(1, [("a", 1.0), ("b", 2.0), ("b", 4.0), ("a", 3.0)])
+    assert block == Block(1, (("a", 2.0), ("b", 3.0)))
+    assert block_of(1, [("a", -1.0), ("b", 2.0)]) is None
+
+
+def test_paired_ratio_survives_drift_of_the_machine() -> None:
+    ratio = ratio_of(_blocks(1.5), "eager")
+    assert ratio.low < 1.5 < ratio.high
+    assert ratio.high / ratio.low < 1.05
+    assert decide(ratio) == "faster"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "noise", "decision"),
+    [(1.5, 0.01, "faster"), (0.7, 0.01, "slower"), (1.0, 0.004, "same"), (1.02, 0.2, "inconclusive")],
+)
+def test_decisions(speedup: float, noise: float, decision: str) -> None:
+    assert decide(ratio_of(_blocks(speedup, noise=noise), "eager")) == decision
+
+
+def test_equal_kernels_are_hardly_ever_called_different() -> None:
+    called = [decide(ratio_of(_blocks(1.0, noise=0.01, seed=seed), "eager")) for seed in range(60)]
+    assert sum(decision in ("faster", "slower") for decision in called) <= 1
+
+
+def test_two_percent_is_seen() -> None:
+    called = [decide(ratio_of(_blocks(0.98, noise=0.003, count=20, seed=seed), "eager")) for seed in range(30)]
+    assert called.count("slower") >= 29
+
+
+def test_interval_counts_processes_not_only_blocks() -> None:
+    agreeing = [Block(p, (("candidate", 100.0 + 0.1 * b), ("eager", 200.0))) for p in range(3) for b in range(9)]
+    differing = [
+        Block(p, (("candidate", 100.0 + 10 * p + 0.1 * b), ("eager", 200.0))) for p in range(3) for b in range(9)
+    ]
+    wide, narrow = ratio_of(differing, "eager"), ratio_of(agreeing, "eager")
+    assert wide.high / wide.low > 10 * (narrow.high / narrow.low - 1) + 1
+
+
+def test_no_blocks_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no blocks"):
+        ratio_of([], "eager")
+
+
+def test_geometric_mean_over_workloads() -> None:
+    combined = combine([Ratio(2.0, 1.9, 2.1), Ratio(0.5, 0.49, 0.51)])
+    assert combined.speedup == pytest.approx(1.0)
+    assert combined.low < 1.0 < combined.high
+
+
+def test_sample_has_percentiles() -> None:
+    sample = sample_of([float(i) for i in range(1, 102)], 10, 2)
+    assert (sample.median_ns, sample.low_ns, sample.high_ns, sample.samples) == (51.0, 6.0, 96.0, 202)
+
+
+def test_measuring_stops_when_the_answer_cannot_change() -> None:
+    assert narrow_enough(Ratio(1.0, 0.995, 1.005))
+    assert narrow_enough(Ratio(2.0, 1.95, 2.05))
+    assert not narrow_enough(Ratio(1.02, 0.99, 1.05))
+    assert not narrow_enough(Ratio(2.0, 1.5, 2.5))
+
+
+def test_disturbance_is_more_than_both_spreads() -> None:
+    alone = sample_of([100.0, 101.0, 102.0], 3)
+    assert not disturbed(alone, sample_of([100.0, 104.0, 108.0], 3))
+    assert disturbed(alone, sample_of([110.0, 112.0, 115.0], 3))
+
+
+def test_the_faster_baseline_decides() -> None:
+    assert faster_baseline({"eager": 10.0, "compile": 7.0}) == "compile"

@@ -1,0 +1,171 @@
+"""The cpp language with the real g++."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.languages import Unit, cpp, load
+from pytest_cudaforge.languages.cpp import CppLanguage
+
+
+def build(source: str, *kernels: str, constants: tuple[tuple[str, int | float], ...] = ()) -> tuple[str, ...]:
+    """The parameter types of the first kernel."""
+    return load("cpp").compile(source, Unit(constants, kernels), "cpu").kernels[0].params
+
+
+def failure(source: str, *kernels: str) -> BuildFailure:
+    with pytest.raises(BuildFailure) as caught:
+        build(source, *(kernels or ("f",)))
+    return caught.value
+
+
+def test_the_language_is_available_and_says_what_a_candidate_is_made_of() -> None:
+    language = load("cpp")
+    assert language.availability() == ""
+    assert (language.source_name, language.file_names) == ("kernel.cpp", ("kernel.cpp", "plan.py"))
+    assert len(language.fingerprint("cpu")) == 64
+    assert language.fingerprint("cpu") == language.fingerprint("cpu")
+
+
+@pytest.mark.parametrize(
+    ("source", "kernel", "params"),
+    [
+        ("void f(const float* x, float* y, int n) {}", "f", ("const float*", "float*", "int")),
+        ('extern "C" void f(void* p, const void* q) {}', "f", ("void*", "const void*")),
+        ("using real = double; void f(const real* __restrict__ x) {}", "f", ("const double*",)),
+        ("#include <cstdint>\nvoid f(int64_t n, uint16_t* h, bool b) {}", "f", ("long", "unsigned short*", "bool")),
+        ("template <class T, int N> void f(T* x) {}", "f<float, 4>", ("float*",)),
+        ("template <class T, int N> void f(T* x) {}", "f<float, SIZE>", ("float*",)),
+        ("void f(int) {} void f(float) {}", "static_cast<void (*)(float)>(f)", ("float",)),
+        ("namespace a { void f(long long n, unsigned char* b) {} }", "a::f", ("long long", "unsigned char*")),
+        ("struct V { float a, b; }; void f(const V* v) {}", "f", ("const V*",)),
+        ("namespace { struct V { int a; }; } static void f(V* v) {}", "f", ("(anonymous namespace)::V*",)),
+        ("#include <complex>\nvoid f(std::complex<float>* x) {}", "f", ("std::complex<float>*",)),
+        ("void f(_Float16 x, const _Float16* y) {}", "f", ("_Float16", "const _Float16*")),
+        ("void f(float* x) noexcept {}", "f", ("float*",)),
+        ("int f(float x) { return x; }", "&f", ("float",)),
+        ("#define F g\nvoid g(char* x) {}", "F", ("char*",)),
+        ("void f() {}", "f", ()),
+        ("void f(const int n, float x[4]) {}", "f", ("int", "float*")),
+    ],
+)
+def test_parameter_types_are_exact(source: str, kernel: str, params: tuple[str, ...]) -> None:
+    assert build(source, kernel, constants=(("SIZE", 8),)) == params
+
+
+def test_several_kernels_and_constants_share_a_unit() -> None:
+    source = 'static_assert(COLS == 3 && EPS < 0, "");\nvoid a(float* x) {}\nvoid b(int n) {}'
+    binary = load("cpp").compile(source, Unit((("COLS", 3), ("EPS", -1e-5)), ("b", "a")), "cpu")
+    assert [(k.expression, k.symbol, k.params) for k in binary.kernels] == [
+        ("b", "__forge_launch_0", ("int",)),
+        ("a", "__forge_launch_1", ("float*",)),
+    ]
+    assert (binary.language, binary.arch, binary.code[:4]) == ("cpp", "cpu", b"\x7fELF")
+
+
+def test_macros_of_the_candidate_do_not_break_the_launchers() -> None:
+    assert build("#define class struct\n#define type T\n#define value V\nvoid f(float* x) {}", "f") == ("float*",)
+
+
+def test_nothing_of_the_candidate_runs_while_it_is_compiled(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    source = f'#include <cstdio>\nstatic FILE* opened = std::fopen("{marker}", "w");\nvoid f(float* x) {{}}'
+    build(source, "f")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("void f(float* x) {\n  y = 1;\n}", "kernel.cpp:2:3: error: 'y' was not declared"),
+        ("#include <nowhere.h>\nvoid f() {}", "kernel.cpp:1:10: fatal error: nowhere.h: No such file"),
+        ("#error told you\nvoid f() {}", "kernel.cpp:1:2: error: #error told you"),
+        ("void g();\nvoid f() { g(); }", "kernel.cpp: error: undefined reference to `g()'"),
+        ("void f(float* x) {", "end of kernel.cpp:1:1: error: 'namespace' definition is not allowed here"),
+        ("void g() {}", "kernel f: error: 'f' was not declared in this scope"),
+        ("int f = 3;", "kernel f: error: not a function"),
+        ("void f(int) {} void f(float) {}", "kernel f: error: 'decltype' cannot resolve address of overloaded"),
+        (
+            "#include <vector>\nstruct A { A(A&) = delete; A() {} };\nvoid f() { std::vector<A> v(3, A()); }",
+            "kernel.cpp:",
+        ),
+    ],
+)
+def test_a_log_names_the_candidates_own_lines(source: str, expected: str) -> None:
+    error = failure(source)
+    assert expected in error.log
+    assert "forge_unit" not in error.log and "__forge" not in error.log
+    assert str(error).startswith("g++ refused the source")
+
+
+def test_a_log_shows_no_line_of_another_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("token = swordfish\n")
+    error = failure(f'#include "{secret}"\nvoid f() {{}}')
+    assert "swordfish" not in error.log + str(error) and "token" not in error.log + str(error)
+    assert "errors in other files are not shown" in error.log
+
+
+def test_warnings_do_not_fail_a_build_and_are_kept() -> None:
+    binary = load("cpp").compile("void f() {\n#warning mind this\n}", Unit((), ("f",)), "cpu")
+    assert "kernel.cpp:2:2: warning: #warning mind this" in binary.log
+
+
+@pytest.mark.parametrize("expression", ["", "  ", 'f"', "f; int g", "f\n#include", "f\\", "f#"])
+def test_a_kernel_that_is_no_expression_is_refused(expression: str) -> None:
+    with pytest.raises(BuildFailure, match="no C\\+\\+ expression"):
+        build("void f() {}", expression)
+
+
+@pytest.mark.parametrize("source", ["void f() {}\0", "// \ud800\nvoid f() {}", "x" * (5 * 1024 * 1024)])
+def test_a_source_that_is_no_text_is_refused(source: str) -> None:
+    assert "no C++ text" in str(failure(source))
+
+
+def test_constants_of_one_letter_do_not_break_the_launchers() -> None:
+    names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+    constants = tuple((name, 1) for name in names)
+    assert build("void f(float* x) { x[A] = N; }", "f", constants=constants) == ("float*",)
+
+
+def test_a_candidate_cannot_pass_for_a_broken_toolchain() -> None:
+    for text in ("/usr/bin/ld: cannot find -lgomp", "No space left on device", "cannot execute 'cc1plus'"):
+        assert text in failure(f"#error {text}").log
+
+
+@pytest.mark.parametrize("constants", [(("a b", 1),), (("cols", 1),), (("A=1 -I/", 1),), (("A", float("nan")),)])
+def test_a_constant_that_is_no_macro_is_refused(constants: tuple[tuple[str, int | float], ...]) -> None:
+    with pytest.raises(BuildFailure, match="constant"):
+        build("void f() {}", "f", constants=constants)
+
+
+def test_a_parameter_a_plan_cannot_pass_still_compiles_and_is_named_later() -> None:
+    assert build("struct S { int a, b; };\nvoid f(S s, float& r) {}", "f") == ("S", "float&")
+
+
+def test_another_arch_is_refused() -> None:
+    with pytest.raises(BuildFailure, match="sm_90"):
+        load("cpp").compile("", Unit((), ()), "sm_90")
+
+
+def test_a_missing_compiler_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cpp._compiler_version.cache_clear()
+    try:
+        assert "g++ is not on PATH" in CppLanguage().availability()
+        assert "apt-get install g++" in CppLanguage().availability()
+        with pytest.raises(ToolchainError):
+            build("void f() {}", "f")
+    finally:
+        cpp._compiler_version.cache_clear()
+
+
+def test_line_information_is_added_on_request() -> None:
+    unit = Unit((), ("f",))
+    source = "void f(float* x) { x[0] = 1; }"
+    plain = load("cpp").compile(source, unit, "cpu").code
+    assert b".debug_line" in load("cpp").compile(source, unit, "cpu", lineinfo=True).code
+    assert b".debug_line" not in plain

@@ -1,0 +1,124 @@
+"""Which calls an entry's kernel may serve; pure, no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import Guard
+from pytest_cudaforge.runtime.guards import named_paths, parameter_names, refusal, was_drawn
+from pytest_cudaforge.runtime.manifest import Entry, EntryWorkload
+
+DRAWN = TensorSpec((4, 8), "float32", (8, 1))
+MASK = TensorSpec((4,), "bool", (1,))
+NAMES = ("x", "mask")
+INPUTS = (("0", DRAWN), ("1", MASK))
+
+
+def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval") -> Entry:
+    return Entry(
+        target="layers.py::T",
+        import_name="layers",
+        qualname="T",
+        kind="class",
+        path="layers.py",
+        source_digest="",
+        language="cpp",
+        arch="cpu",
+        directory="t-000000/cpu",
+        files=(),
+        guard=guard or Guard(),
+        workloads=tuple(EntryWorkload(f"w{i}", inputs) for i, inputs in enumerate(workloads)),
+        torch="2",
+        device="",
+        precision="fp32",
+        mode=mode,
+    )
+
+
+def spec(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> TensorSpec:
+    contiguous = (shape[1], 1) if len(shape) == 2 else (1,)
+    return TensorSpec(shape, dtype, strides or contiguous)
+
+
+def test_the_drawn_call_is_served() -> None:
+    assert refusal(entry(INPUTS), INPUTS, NAMES, False) == ""
+    assert was_drawn(entry(INPUTS), INPUTS, NAMES)
+
+
+def test_a_name_and_a_position_are_the_same_argument() -> None:
+    by_name = (("0", DRAWN), ("kw.mask", MASK))
+    assert named_paths(by_name, NAMES) == named_paths(INPUTS, NAMES)
+    assert refusal(entry(INPUTS), by_name, NAMES, False) == ""
+
+
+def test_nested_paths_keep_their_tail() -> None:
+    assert named_paths((("1.a.0", DRAWN), ("kw.x.b", DRAWN)), NAMES) == {"mask.a.0": DRAWN, "x.b": DRAWN}
+
+
+def test_more_positions_than_names_stay_positions() -> None:
+    assert named_paths((("5", DRAWN),), NAMES) == {"5": DRAWN}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ((("0", DRAWN),), "called with (x), verified with (x, mask)"),
+        ((("0", spec(4, 8, dtype="float16")), ("1", MASK)), "x is float16, verified with float32"),
+        ((("0", TensorSpec((8,), "float32", (1,))), ("1", MASK)), "x has 1 dimensions, verified with 2"),
+        ((("0", 3), ("1", MASK)), "x is 3, verified with a float32 tensor"),
+        ((("0", DRAWN), ("1", None)), "mask is None, verified with a bool tensor"),
+    ],
+)
+def test_what_was_not_verified_is_refused(inputs: Any, reason: str) -> None:
+    assert refusal(entry(INPUTS), inputs, NAMES, False) == reason
+    assert not was_drawn(entry(INPUTS), inputs, NAMES)
+
+
+@pytest.mark.parametrize(("now", "served"), [(2.0, True), (2, False), (True, False), (2.5, False), (None, False)])
+def test_numbers_are_served_as_drawn_with_their_type(now: Any, served: bool) -> None:
+    drawn = (("0", DRAWN), ("1", 2.0))
+    assert (refusal(entry(drawn), (("0", DRAWN), ("1", now)), NAMES, False) == "") is served
+
+
+def test_any_workload_will_do() -> None:
+    both = entry(INPUTS, (("0", spec(4, 8, dtype="float16")), ("1", MASK)))
+    assert refusal(both, (("0", spec(2, 8, dtype="float16")), ("1", MASK)), NAMES, False) == ""
+
+
+def test_neighbouring_shapes_are_served_unless_the_guard_says_otherwise() -> None:
+    call = (("0", spec(5, 8)), ("1", MASK))
+    assert refusal(entry(INPUTS), call, NAMES, False) == ""
+    narrow = entry(INPUTS, guard=Guard(drawn_shapes_only=True))
+    assert refusal(narrow, call, NAMES, False) == "x has shape (5, 8), verified for (4, 8) only"
+    assert refusal(narrow, INPUTS, NAMES, False) == ""
+
+
+def test_strides_under_a_contiguous_guard() -> None:
+    narrow = Guard(contiguous_only=True)
+    transposed = spec(4, 8, strides=(1, 4))
+    assert refusal(entry(INPUTS), (("0", transposed), ("1", MASK)), NAMES, False) == ""
+    assert refusal(entry(INPUTS, guard=narrow), (("0", transposed), ("1", MASK)), NAMES, False) == "x is not contiguous"
+    drawn_so = (("0", transposed), ("1", MASK))
+    assert refusal(entry(drawn_so, guard=narrow), drawn_so, NAMES, False) == ""
+
+
+def test_modes() -> None:
+    assert refusal(entry(INPUTS), INPUTS, NAMES, True) == "verified in eval mode, the module is in train mode"
+    assert refusal(entry(INPUTS, mode="train"), INPUTS, NAMES, True) == ""
+    assert "eval mode" in refusal(entry(INPUTS, mode="train"), INPUTS, NAMES, False)
+    assert refusal(entry(INPUTS, mode="train"), INPUTS, NAMES, None) == ""
+
+
+def test_an_entry_without_workloads_serves_nothing() -> None:
+    assert refusal(entry(), INPUTS, NAMES, False) == "no workload was verified"
+
+
+def test_parameter_names() -> None:
+    def method(self: Any, x: Any, /, mask: Any = None, *rest: Any, scale: float = 1.0, **more: Any) -> None: ...
+
+    assert parameter_names(method, method=True) == ("x", "mask")
+    assert parameter_names(method, method=False) == ("self", "x", "mask")
+    assert parameter_names(print, method=False) == () or "sep" not in parameter_names(print, method=False)
