@@ -93,7 +93,9 @@ def test_wrong_kernels_are_refused(
     "cheat",
     [
         "static int calls; if (++calls > 40) return;",  # works while it is checked, rests while it is timed
-        "static float seen[64]; int k = (long)y / 4096 % 64; if (seen[k] == x[0]) return; seen[k] = x[0];",
+        # a table by the buffers' own addresses: no two of them share an entry, wherever the arena put them
+        "static float *at[999], was[999]; int k = 0; while (at[k] && at[k] != y) ++k; "
+        "if (at[k] && was[k] == x[0]) return; at[k] = y; was[k] = x[0];",
     ],
 )
 def test_a_kernel_that_rests_while_it_is_timed_is_found_out(evaluator: Evaluator, repo: Path, cheat: str) -> None:
