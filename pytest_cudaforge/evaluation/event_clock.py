@@ -63,10 +63,13 @@ class EventClock:
         """Wait for everything on the device; the place where a kernel's fault shows, by its CUDA name."""
         checked(self._driver.cuCtxSynchronize(), _RUNNING)
 
-    def sample(self, bounds: Sequence[Bound], samples: int, flush_bytes: int) -> list[int]:
-        """``samples`` times in ns, rotating over ``bounds``; then the largest lateness in ns and the exposed count."""
+    def sample(self, bounds: Sequence[Bound], samples: int, flush_bytes: int, *, warm: bool = True) -> list[int]:
+        """``samples`` times in ns, rotating over ``bounds``; then the largest lateness in ns and the exposed count.
+
+        ``warm``: run each of ``bounds`` once before, untimed.
+        """
         self._provide_flush(flush_bytes)
-        for bound in bounds:
+        for bound in bounds if warm else ():
             bound.run()
         self.synchronize()
         times_ns: list[int] = []

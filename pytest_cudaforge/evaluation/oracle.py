@@ -318,6 +318,10 @@ class OracleClient:
         """Give a filled frame other inputs; its outputs keep what the last call left."""
         self.request("renew", bench=bench, frame=frame, seed=seed)
 
+    def rewrite(self, bench: int, frame: int) -> None:
+        """Write a filled frame's inputs once more, as they are; outputs keep what the last call left."""
+        self.request("rewrite", bench=bench, frame=frame)
+
     def mutates(self, target: Target, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes."""
         return frozenset(self.request("mutates", target=to_json(target), workload=workload))

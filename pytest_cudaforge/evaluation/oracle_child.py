@@ -116,7 +116,9 @@ class _Oracle:
 
     def do_renew(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].renew(frame, seed)
-        return None
+
+    def do_rewrite(self, bench: int, frame: int) -> Any:
+        self.benches[bench].rewrite(frame)
 
     def do_mutates(self, target: Any, workload: str) -> Any:
         return sorted(self.subject(target).mutates(workload))

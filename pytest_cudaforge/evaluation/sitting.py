@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, W
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves
 from pytest_cudaforge.evaluation.contract import status_of
+from pytest_cudaforge.evaluation.novelty import REFUSED_ABOVE, Round, lag_of, play_rounds
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
@@ -31,6 +33,7 @@ from pytest_cudaforge.evaluation.timing import (
     ratio_of,
     sample_of,
     slope_ns,
+    slowed,
 )
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.plan import LibraryCall
@@ -68,11 +71,14 @@ class Pace:
 
 class Party(Protocol):
     """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
-    in order from the first. ``calls`` is how many the last turn made at once."""
+    in order from the first. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly
+    ``calls`` calls without a warm-up, whatever they cost."""
 
     calls: int
 
     def turn(self, slice_ns: float, least: int = 1) -> float: ...
+
+    def once(self, calls: int) -> float: ...
 
 
 class _SlopeParty:
@@ -105,6 +111,13 @@ class _SlopeParty:
             self._per_call_ns = max(per_call, self._per_call_ns / 4)
         return per_call
 
+    def once(self, calls: int) -> float:
+        self._before()
+        try:
+            return self._run(calls) / calls
+        finally:
+            self._after()
+
     def _calibrate(self) -> None:
         self._run(2)
         calls = 1
@@ -117,22 +130,23 @@ class _SlopeParty:
 
 
 class _EventParty:
-    """Timed by device events: ``sample(count)`` returns that many times in ns; a turn is their median."""
+    """Timed by device events: ``sample(count, warm)`` returns that many times in ns; a turn is their median."""
 
-    def __init__(self, sample: Callable[[int], Sequence[int]]) -> None:
+    def __init__(self, sample: Callable[[int, bool], Sequence[int]]) -> None:
         self._sample = sample
         self._per_call_ns = 0.0
         self.calls = 0
 
     def turn(self, slice_ns: float, least: int = 1) -> float:
         if not self._per_call_ns:
-            self._per_call_ns = float(sorted(self._sample(3))[1])
+            self._per_call_ns = float(sorted(self._sample(3, True))[1])
         self.calls = count = max(3, least, min(15, int(slice_ns / max(self._per_call_ns, 1.0))))
-        ordered = sorted(self._sample(count))
-        middle = len(ordered) // 2
-        value = float(ordered[middle]) if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0
+        value = statistics.median(self._sample(count, True))
         self._per_call_ns = max(value, 1.0)
         return value
+
+    def once(self, calls: int) -> float:
+        return float(statistics.median(self._sample(calls, False)))
 
 
 @dataclass
@@ -184,6 +198,8 @@ class Sitting:
         self.flush_bytes, self.hang_limit_s = flush_bytes, hang_limit_s
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
+        #: How many times longer new values take than values seen before; 1.0 within noise.
+        self.lag = 1.0
 
     def measure(self) -> tuple[Block, ...]:
         """Blocks from several fresh workers on one arena; outputs of calls chosen afterwards are judged."""
@@ -207,7 +223,7 @@ class Sitting:
         finally:
             arena.close()
             self.oracle.close_bench(bench)
-        return quiet_blocks(blocks)
+        return tuple(slowed(block, "candidate", self.lag) for block in quiet_blocks(blocks))
 
     def _measure_own_share(self, blocks: Sequence[Block], layout: CallLayout, arena: ExportedArena) -> None:
         """Time the plan without its library calls; what they left in scratch stays there as plausible input."""
@@ -235,7 +251,12 @@ class Sitting:
             for party in parties.values():
                 party.turn(self.pace.slice_ns / 4)  # warm-up: page faults, thread pools, clocks
             blocks = self._blocks(process, parties, deadline)
-            self._check_timed_call(bench, layout, parties["candidate"], process)
+            if blocks and not self._writes_inputs():
+                call_ns = statistics.median(block.of("candidate") for block in blocks)
+                if process % 2 == 0:
+                    self._check_new_values(bench, layout, parties["candidate"], call_ns)
+                else:
+                    self._check_touched(bench, layout, parties["candidate"])
             return blocks
 
     def _blocks(self, process: int, parties: dict[str, Party], deadline: float) -> list[Block]:
@@ -266,7 +287,9 @@ class Sitting:
         limit_s = self.hang_limit_s
         if self.device != "cpu":
             return _EventParty(
-                lambda count: worker.time_events(sets, count, flush_bytes=self.flush_bytes, timeout_s=limit_s).ns
+                lambda count, warm: (
+                    worker.time_events(sets, count, flush_bytes=self.flush_bytes, timeout_s=limit_s, warm=warm).ns
+                )
             )
 
         def run(calls: int) -> int:
@@ -275,26 +298,59 @@ class Sitting:
 
         return _SlopeParty(run, worker.cont, worker.stop)
 
-    def _check_timed_call(self, bench: int, layout: CallLayout, candidate: Party, process: int) -> None:
-        """One more turn, like all others, after an input was changed behind the candidate's back.
+    def _writes_inputs(self) -> bool:
+        """Then so many calls have changed their own inputs that no single answer can be expected any more;
+        verification judged one call after another."""
+        mutated = self.oracle.mutates(self.target, self.product.workload.name)
+        return any(path.startswith("input/") for path in mutated)
 
-        A candidate that works while it is being checked and rests while it is timed, or that knows its inputs by their
-        address or by a sample of them, leaves the old answer there. In one process all values change, which a mean
-        does not hide; in the next a single element does, which a sample misses. Outputs keep what the last call left:
-        nothing but the inputs tells this turn from the others.
+    def _check_touched(self, bench: int, layout: CallLayout, candidate: Party) -> None:
+        """One more turn, like all others, after a single element of an input was changed behind the kernel's back.
+
+        A kernel that works while it is being checked and rests while it is timed leaves the old answer there, and so
+        does one that knows its inputs by their address or by a sample of them. Outputs keep what the last call left:
+        nothing but that element tells this turn from the others.
         """
-        name = self.product.workload.name
-        mutated = self.oracle.mutates(self.target, name)
-        if any(path.startswith("input/") for path in mutated):
-            return  # so many calls have written their own inputs; verification judged one call after another
         chance = random.SystemRandom()
         frame = chance.randrange(min(self.rotation.frames, max(1, candidate.calls)))
-        change = self.oracle.renew if process % 2 == 0 else self.oracle.touch
-        change(bench, frame, chance.getrandbits(62))
+        self.oracle.touch(bench, frame, chance.getrandbits(62))
         candidate.turn(self.pace.slice_ns, least=frame + 1)
+        self._judge(bench, layout, frame)
+
+    def _check_new_values(self, bench: int, layout: CallLayout, candidate: Party, call_ns: float) -> None:
+        """All values change at once: is every answer new, and does it take no longer than before? See the module
+        ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`."""
+        chance = random.SystemRandom()
+        frames = range(self.rotation.frames)
+        # One answer of the first round is judged, which an honest kernel does not outlast: judging may cost a second.
+        unjudged = [chance.choice(frames)]
+
+        def play() -> Round:
+            for frame in frames:
+                self.oracle.renew(bench, frame, chance.getrandbits(62))
+            new_ns = candidate.once(len(frames))
+            if unjudged:
+                self._judge(bench, layout, unjudged.pop())
+            for frame in frames:
+                self.oracle.rewrite(bench, frame)
+            return Round(new_ns, candidate.once(len(frames)))
+
+        rounds = play_rounds(play, call_ns)
+        lag = lag_of(rounds, call_ns)
+        self.lag = max(self.lag, lag)
+        if lag > REFUSED_ABOVE:
+            raise Refusal(
+                Status.REJECTED,
+                f"{self.product.workload.name}: a call takes {call_ns / 1e3:.3g} us on values it has seen before and "
+                f"{lag:.1f} times that on new ones, in each of {len(rounds)} rounds: it remembers answers",
+            )
+
+    def _judge(self, bench: int, layout: CallLayout, frame: int) -> None:
+        """Raise Refusal where the frame's outputs are not those of the values that stand there now."""
+        name = self.product.workload.name
         check = self.oracle.check(bench, frame, output_leaves(self.product.traced.main, layout, frame))
         # State that the reference updates has had many updates by now; verification compares it after one.
-        updated = {path.replace("/", " ", 1) for path in mutated}
+        updated = {path.replace("/", " ", 1) for path in self.oracle.mutates(self.target, name)}
         found = [m for m in check.mismatches if m.output not in updated]
         if found:
             reason = f"{name}: an output of a timed call is wrong: {found[0].output}: {found[0].detail}"
@@ -337,7 +393,7 @@ def baseline_party(
     number = rotation.number
     if device != "cpu":
         return _EventParty(
-            lambda count: oracle.request(
+            lambda count, warm: oracle.request(
                 "time_events", rotation=number, party=name, samples=count, flush_bytes=flush_bytes
             )
         )

@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_cudaforge.records import Decision, Ratio, Sample
 
@@ -26,6 +26,7 @@ __all__ = [
     "ratio_of",
     "sample_of",
     "slope_ns",
+    "slowed",
 ]
 
 CONFIDENCE = 0.99
@@ -70,6 +71,11 @@ def block_of(process: int, measured: Iterable[tuple[str, float]], foreign: float
     if any(ns <= 0 for values in by_party.values() for ns in values):
         return None
     return Block(process, tuple((party, statistics.fmean(values)) for party, values in by_party.items()), foreign)
+
+
+def slowed(block: Block, party: str, times: float) -> Block:
+    """``block`` with ``party``'s time taken ``times`` as long: what it saved by remembering answers."""
+    return replace(block, ns=tuple((name, ns * times if name == party else ns) for name, ns in block.ns))
 
 
 def quiet_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:

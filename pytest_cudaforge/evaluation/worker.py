@@ -127,12 +127,19 @@ class Worker:
         flush_bytes: int,
         timeout_s: float,
         first_set: int = 0,
+        warm: bool = True,
     ) -> EventSamples:
         """CUDA only: ``samples`` cold device times of one call each, set ``(first_set + i) % len(sets)`` for sample i.
 
-        ``flush_bytes`` is twice the L2 (0: hot).
+        ``flush_bytes`` is twice the L2 (0: hot). ``warm``: every set is run once before, untimed.
         """
-        payload = {"sets": _plain(sets), "samples": samples, "flush_bytes": flush_bytes, "first_set": first_set}
+        payload = {
+            "sets": _plain(sets),
+            "samples": samples,
+            "flush_bytes": flush_bytes,
+            "first_set": first_set,
+            "warm": warm,
+        }
         reply = self._ask(_TIME_EVENTS, payload, "device timing", timeout_s)
         if len(reply.values) != samples + 2:
             self._child.kill()
@@ -333,7 +340,7 @@ class _Service:
         bounds = [self._bind("main", bindings) for bindings in asked["sets"]]
         first = asked["first_set"] % len(bounds)
         rotated = [*bounds[first:], *bounds[:first]]
-        return self._event_clock().sample(rotated, asked["samples"], asked["flush_bytes"])
+        return self._event_clock().sample(rotated, asked["samples"], asked["flush_bytes"], warm=asked["warm"])
 
     def _event_clock(self) -> EventClock:
         if self._clock is None:

@@ -101,9 +101,40 @@ def test_wrong_kernels_are_refused(
 def test_a_kernel_that_rests_while_it_is_timed_is_found_out(evaluator: Evaluator, repo: Path, cheat: str) -> None:
     source = norm().file("kernel.cpp").replace("  #pragma omp parallel for", f"  {cheat}\n  #pragma omp parallel for")
     candidate = Candidate.of("cpp", {"kernel.cpp": source, "plan.py": NORM_PLAN})
-    evaluation = evaluator.evaluate(candidate, find(repo, "::RMSNorm"))
-    assert evaluation.status is Status.INCORRECT_NUMERICAL, evaluation.reason
-    assert evaluation.reason.startswith("default"), evaluation.reason
+    _assert_found_out(evaluator.evaluate(candidate, find(repo, "::RMSNorm")))
+
+
+def _assert_found_out(evaluation: Evaluation) -> None:
+    """By a wrong answer, or by the time that new values take: on a busy machine only the first is certain."""
+    assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
+    assert "it remembers answers" in evaluation.reason or "of a timed call is wrong" in evaluation.reason
+
+
+MEMO = """
+static float *at[999]; static unsigned long was[999];
+static bool known(const float* x, float* y, long long n) {
+  unsigned long hash = 1469598103934665603ul;
+  for (long long i = 0; i < 64; ++i) {
+    unsigned bits; std::memcpy(&bits, x + i * n / 64, 4); hash = (hash ^ bits) * 1099511628211ul;
+  }
+  int k = 0;
+  while (at[k] && at[k] != y) ++k;
+  if (at[k] && was[k] == hash) return true;
+  at[k] = y; was[k] = hash;
+  return false;
+}
+"""
+
+
+def test_a_kernel_that_remembers_answers_is_refused_for_the_time_new_values_take(
+    evaluator: Evaluator, repo: Path
+) -> None:
+    """It looks at 64 of 16384 values, so a single changed one escapes it nearly always."""
+    source = norm().file("kernel.cpp").replace("void norm(", MEMO + "void norm(")
+    loop = "  #pragma omp parallel for"
+    source = source.replace(loop, "  if (known(x, y, rows * cols)) return;\n" + loop)
+    candidate = Candidate.of("cpp", {"kernel.cpp": source, "plan.py": NORM_PLAN})
+    _assert_found_out(evaluator.evaluate(candidate, find(repo, "::RMSNorm")))
 
 
 def test_library_work_is_labelled_and_allowed_only_on_request(evaluator: Evaluator, repo: Path) -> None:

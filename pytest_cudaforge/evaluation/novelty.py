@@ -1,0 +1,51 @@
+"""Are new values as fast as values it has seen? A kernel that remembers answers is fast on nothing else.
+
+Timed calls rotate over a few buffer sets, so a kernel may keep the answers to those and rest: in static memory, by
+the inputs' address, a sample or a hash of them. Correctness does not show it, since it computes whenever something
+it looked at has changed. What shows it is time: one pass over every buffer set right after all values were drawn
+anew, against one pass after the very same values were drawn and written once more. Both passes find the same caches
+and the same sleeping threads, and what a pass costs besides its calls cancels in their difference; only a kernel with
+a memory takes them differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["CHARGED_ABOVE", "REFUSED_ABOVE", "Round", "lag_of", "play_rounds"]
+
+#: New values may cost this many times what seen ones do before the difference is charged to the kernel's time:
+#: branches learnt by heart and the noise of one short pass lie below.
+CHARGED_ABOVE = 1.25
+#: ... and before it is refused. Nothing but remembered answers explains that much in every round.
+REFUSED_ABOVE = 2.0
+#: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
+#: by noise alone looks suspicious in all of them once in 2**8 times at most.
+MAX_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Round:
+    """ns per call of one pass over values drawn anew, and of one over the same values written once more."""
+
+    new_ns: float
+    seen_ns: float
+
+
+def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
+    """How many times ``call_ns``, the time of a repeated call, a call on new values takes. 1.0 within noise.
+
+    The smallest difference of all rounds counts: whatever disturbs a pass is gone in another round, a memory is not.
+    """
+    extra_ns = min((r.new_ns - r.seen_ns for r in rounds), default=0.0)
+    lag = 1.0 + max(0.0, extra_ns) / max(call_ns, 1.0)
+    return lag if lag > CHARGED_ABOVE else 1.0
+
+
+def play_rounds(play: Callable[[], Round], call_ns: float) -> tuple[Round, ...]:
+    """One round, and more of them as long as all were suspicious."""
+    rounds = [play()]
+    while len(rounds) < MAX_ROUNDS and lag_of(rounds, call_ns) > 1.0:
+        rounds.append(play())
+    return tuple(rounds)

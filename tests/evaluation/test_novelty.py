@@ -1,0 +1,40 @@
+"""What the time of new values says about a kernel's memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_cudaforge.evaluation.novelty import MAX_ROUNDS, REFUSED_ABOVE, Round, lag_of, play_rounds
+
+
+@pytest.mark.parametrize(
+    ("rounds", "call_ns", "lag"),
+    [
+        ([], 100.0, 1.0),
+        ([Round(110, 100)], 100.0, 1.0),  # noise
+        ([Round(90, 100)], 100.0, 1.0),  # the other way round
+        ([Round(400, 100), Round(105, 100)], 100.0, 1.0),  # disturbed once
+        ([Round(160, 100), Round(190, 100)], 100.0, 1.6),
+        ([Round(160, 100)], 6.0, 11.0),  # passes cost something besides their calls: only the difference counts
+        ([Round(160, 100)], 0.0, 61.0),
+    ],
+)
+def test_the_smallest_difference_counts(rounds: list[Round], call_ns: float, lag: float) -> None:
+    assert lag_of(rounds, call_ns) == pytest.approx(lag)
+
+
+def test_an_honest_kernel_is_asked_once() -> None:
+    assert len(play_rounds(lambda: Round(101, 100), 100.0)) == 1
+
+
+def test_a_disturbed_pass_is_repeated_until_one_is_quiet() -> None:
+    passes = iter([Round(900, 100), Round(500, 100), Round(99, 100)])
+    rounds = play_rounds(lambda: next(passes), 100.0)
+    assert len(rounds) == 3
+    assert lag_of(rounds, 100.0) == 1.0
+
+
+def test_a_memory_shows_in_every_round() -> None:
+    rounds = play_rounds(lambda: Round(900, 100), 100.0)
+    assert len(rounds) == MAX_ROUNDS
+    assert lag_of(rounds, 100.0) > REFUSED_ABOVE
