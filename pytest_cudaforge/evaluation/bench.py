@@ -39,11 +39,12 @@ SLABS = 16
 
 @dataclass(frozen=True)
 class Case:
-    """How one trial's values come about. ``weights_seed`` None: weights as constructed."""
+    """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway."""
 
     seed: int
     family: str
     weights_seed: int | None
+    kept: tuple[str, ...] = ()
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Bench:
         for path, value in target.inputs.items():
             self._write(f"f{frame}/input/{path}", value)
         target.held = {}
-        self.set_weights(case.weights_seed)
+        self.set_weights(case.weights_seed, case.kept)
         self._synchronise()
 
     def touch(self, frame: int, seed: int) -> None:
@@ -139,7 +140,7 @@ class Bench:
         generator = torch.Generator().manual_seed(seed)
         self._expected, target.held = None, {}
         target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
-        target.case = Case(seed, "touched", target.case.weights_seed)
+        target.case = Case(seed, "touched", target.case.weights_seed, target.case.kept)
         for path, value in target.inputs.items():
             self._write(f"f{frame}/input/{path}", value)
         self._synchronise()
@@ -148,7 +149,7 @@ class Bench:
         """Other values in every input; outputs keep what the last call left, so that nothing shows but the inputs."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before it is renewed"
-        case = Case(seed, "drawn", target.case.weights_seed)
+        case = Case(seed, "drawn", target.case.weights_seed, target.case.kept)
         self._expected, target.held, target.inputs = None, {}, {}
         target.inputs, target.tree = self._draw(case)
         target.case = case
@@ -167,9 +168,9 @@ class Bench:
             self._write(f"f{frame}/input/{path}", value)
         self._synchronise()
 
-    def set_weights(self, seed: int | None) -> None:
+    def set_weights(self, seed: int | None, kept: tuple[str, ...] = ()) -> None:
         """Put the module's weights (as constructed, or drawn from ``seed``) into the module and the state regions."""
-        self.subject.set_weights(seed)
+        self.subject.set_weights(seed, kept)
         for path, tensor in self.subject.state().items():
             self._write(f"state/{path}", tensor)
 
@@ -291,6 +292,8 @@ class Bench:
         for region, path, value in pairs:
             if region not in self.regions or not isinstance(value, Tensor):
                 continue
+            if region.startswith("state/") and region.removeprefix("state/") in self._kept(frame):
+                continue  # the candidate has no tensor of that name: nobody but the oracle writes there
             offset, _ = self.regions[region]
             now = region_view(self.bytes, offset, self.specs[region])
             key = region.split("/", 1)[1] if region.startswith("f") else region
@@ -303,6 +306,10 @@ class Bench:
             elif not _same_bytes(now, value):
                 found.append(Mismatch(path, "mutation", f"{path} was changed; the reference does not change it"))
         return found
+
+    def _kept(self, frame: int) -> tuple[str, ...]:
+        case = self.frames[frame].case
+        return case.kept if case is not None else ()
 
     def _aliasing(self, outputs: Mapping[str, Any], expected: _Expected) -> list[Mismatch]:
         found = []
@@ -326,7 +333,7 @@ class Bench:
 
     def _compute(self, case: Case, frame: _Frame) -> _Expected:
         subject = self.subject
-        subject.set_weights(case.weights_seed)
+        subject.set_weights(case.weights_seed, case.kept)
         mutates = subject.mutates(self.workload)
         state_before = {p: t.clone() for p, t in subject.state().items() if f"state/{p}" in mutates}
         leaves = dict(frame.inputs)

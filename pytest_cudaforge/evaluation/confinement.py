@@ -66,7 +66,7 @@ def confine(spec: ChildSpec, abilities: Abilities, keep: Iterable[int], tmp: str
     if abilities.seccomp and (spec.defences.processes or spec.defences.network):
         seccomp.install(
             spec.role,
-            own_pid=os.getpid() if spec.role == "worker" or not abilities.namespaces else None,
+            own_pid=os.getpid() if spec.role != "builder" or not abilities.namespaces else None,
             refuse_sockets=spec.defences.network,
             refuse_processes=spec.defences.processes,
         )

@@ -18,10 +18,12 @@ from types import TracebackType
 from typing import Literal
 
 from pytest_cudaforge import hardware
-from pytest_cudaforge.errors import ConfigError, DeviceError, ForgeError, OracleError
+from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.contract import label_of
+from pytest_cudaforge.evaluation.extensions import ExtensionRequest
+from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
@@ -40,6 +42,7 @@ from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.hardware import roofline
+from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.cache import BuildCache
 from pytest_cudaforge.lease import DeviceLease
 from pytest_cudaforge.records import (
@@ -300,6 +303,25 @@ class Evaluator:
             ("host", f"{platform.system()} {platform.release()}"),
         )
 
+    def workshop(self, candidate: Candidate, target: Target, facts: TargetFacts, fresh: bool) -> Workshop:
+        """What builds and starts a ModelNew. Raises TargetError where its init arguments are no plain data."""
+        cuda = self.kind == "cuda"
+        return Workshop(
+            candidate,
+            target,
+            facts,
+            self.device,
+            initial=self.oracle.initial(target),
+            torch_device=self.settings.device,
+            threads=self.oracle.threads,
+            start_limit_s=self.hang_limit_s(None) + 20,
+            spawn=lambda: self._servers.module_worker(cuda=cuda),
+            compile_=functools.partial(self._extension, fresh),
+        )
+
+    def _extension(self, fresh: bool, request: ExtensionRequest) -> Binary:
+        raise BuildFailure("extensions cannot be built yet")
+
     def worker_of(self, candidate: Candidate, product: Product) -> Worker:
         """A fresh worker with the product loaded. Raises the worker's failures."""
         library_calls = bool(product.traced.main.library_calls)
@@ -333,6 +355,7 @@ class _Attempt:
         self.verification: Verification | None = None
         self.timing: Timing | None = None
         self._products: tuple[Product, ...] = ()
+        self._workshop: Workshop | None = None
         self._own_share: float | None = None
         self._foreign = 0.0
 
@@ -352,30 +375,44 @@ class _Attempt:
 
     def build_and_verify(self) -> None:
         """Trace and compile for every workload, then verify. Raises Refusal."""
-        host, candidate = self.evaluator, self.candidate
+        host = self.evaluator
         self._require_language()
         with host.lease.work():
-            kitchen = Kitchen(
-                candidate,
-                self.facts,
-                host.device,
-                arch=host.settings.arch or host.device.arch,
-                builder=host._servers.builder(),
-                cache=None if self.fresh else host._cache,
-            )
+            kitchen = self._module() if self.candidate.language == "module" else self._kitchen()
             try:
                 self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
-                self.build = kitchen.build
-                self._label(None)
+                if isinstance(kitchen, Workshop):
+                    self._label_module(kitchen)
+                else:
+                    self.build = kitchen.build
+                    self._label(None)
                 verifier = self._verifier(kitchen)
                 self.verification = verifier.verify(self._products)
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
 
+    def _kitchen(self) -> Kitchen:
+        host = self.evaluator
+        return Kitchen(
+            self.candidate,
+            self.facts,
+            host.device,
+            arch=host.settings.arch or host.device.arch,
+            builder=host._servers.builder(),
+            cache=None if self.fresh else host._cache,
+        )
+
+    def _module(self) -> Workshop:
+        self._workshop = self.evaluator.workshop(self.candidate, self.target, self.facts, self.fresh)
+        return self._workshop
+
+    def _label_module(self, workshop: Workshop) -> None:
+        """Start the candidate for the first time, see what runs in a call, and name the work."""
+        workshop.open(self._products[0])
+        self.build = workshop.build
+
     def _require_language(self) -> None:
         language = self.candidate.language
-        if language == "module":
-            raise Refusal(Status.REJECTED, "module candidates (ModelNew) cannot be evaluated yet: use cpp or cuda")
         wanted = "cuda" if self.evaluator.kind == "cuda" else "cpp"
         if language in ("cpp", "cuda") and language != wanted:
             raise ConfigError(
@@ -384,7 +421,7 @@ class _Attempt:
                 remedy=f"pass --device {'cpu' if language == 'cpp' else 'cuda'}",
             )
 
-    def _verifier(self, kitchen: Kitchen) -> Verifier:
+    def _verifier(self, kitchen: Kitchen | Workshop) -> Verifier:
         host = self.evaluator
         return Verifier(
             self.target,
@@ -394,6 +431,7 @@ class _Attempt:
             self._worker_of,
             trials=host.settings.trials,
             hang_limit_s=host.hang_limit_s(self._slowest()),
+            kept=kitchen.kept if isinstance(kitchen, Workshop) else (),
         )
 
     def _slowest(self) -> Sample | None:
@@ -401,6 +439,8 @@ class _Attempt:
         return max((samples["eager"] for samples in alone), key=lambda sample: sample.median_ns, default=None)
 
     def _worker_of(self, product: Product) -> Worker:
+        if self._workshop is not None:
+            return self._workshop.start(product)
         return self.evaluator.worker_of(self.candidate, product)
 
     def _label(self, own_share: float | None) -> None:

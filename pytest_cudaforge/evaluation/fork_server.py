@@ -56,11 +56,18 @@ _CUDA = (
     "pytest_cudaforge.runtime.replay_cuda",
 )
 _LIBRARY = "pytest_cudaforge.runtime.library"
+_MODULE = (
+    "pytest_cudaforge.evaluation.module_worker",
+    "pytest_cudaforge.evaluation.initial",
+    "pytest_cudaforge.evaluation.precision",
+    "pytest_cudaforge.evaluation.tensors",
+    "torch.utils.cpp_extension",
+)
 #: What each kind of server has in memory before it forks. A module missing here is missed by the child, which says so.
 PRELOADS: dict[str, tuple[str, ...]] = {
     "plain": _PLAIN,
     "cuda": (*_PLAIN, *_CUDA),
-    "torch": (*_PLAIN, "torch", _LIBRARY, *_CUDA),
+    "torch": (*_PLAIN, "torch", _LIBRARY, *_MODULE, *_CUDA),
     "shapes": (*_PLAIN, "torch", _LIBRARY),
 }
 

@@ -51,6 +51,8 @@ class TrialCase:
     seed: int
     family: str = "drawn"
     weights_seed: int | None = None
+    #: State paths that stay as constructed whatever the seed: a module candidate has no tensor of that name.
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,13 @@ class OracleClient:
         """Import the target and run every workload once."""
         facts: TargetFacts = from_json(TargetFacts, self.request("facts", target=to_json(target)))
         return facts
+
+    def initial(self, target: Target) -> Any:
+        """``{"init": [args, kwargs] as plain data, "seed": …}``: what a candidate's ModelNew is constructed with.
+
+        Raises TargetError where an argument is no plain data.
+        """
+        return self.request("initial", target=to_json(target))
 
     def lint(self, target: Target, workload: str) -> tuple[str, ...]:
         """Reasons why a trivial kernel would pass this workload; empty where none was found."""

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, ForgeError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.rotation import Rotation
-from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
@@ -80,6 +81,10 @@ class _Oracle:
     def do_facts(self, target: Any) -> Any:
         return to_json(target_facts(self.subject(target)))
 
+    def do_initial(self, target: Any) -> Any:
+        args, kwargs = self.subject(target).init_arguments()
+        return {"init": encode_init(args, kwargs), "seed": INIT_SEED}
+
     def do_lint(self, target: Any, workload: str) -> Any:
         return lint(self.subject(target), workload)
 
@@ -112,7 +117,7 @@ class _Oracle:
         return {"bench": number, "nbytes": bench.arena.nbytes}, bench.arena.fd
 
     def do_fill(self, bench: int, frame: int, case: Any, poison: int) -> Any:
-        self.benches[bench].fill(frame, Case(**case), poison)
+        self.benches[bench].fill(frame, Case(**{**case, "kept": tuple(case["kept"])}), poison)
 
     def do_renew(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].renew(frame, seed)

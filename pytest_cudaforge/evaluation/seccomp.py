@@ -18,7 +18,7 @@ from pytest_cudaforge.evaluation.kernel_calls import prctl
 
 __all__ = ["Role", "install", "program"]
 
-Role = Literal["worker", "builder"]
+Role = Literal["worker", "module_worker", "builder"]
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 #: name -> (x86-64 number, aarch64 number); None: the architecture has no such call.
@@ -166,7 +166,7 @@ def program(
 
 def _process_rules(role: Role, which: int, own_pid: int | None) -> list[_Instruction]:
     code: list[_Instruction] = []
-    refused = {**_REFUSED, **_REFUSED_WORKER} if role == "worker" else _REFUSED
+    refused = {**_REFUSED, **_REFUSED_WORKER} if role != "builder" else _REFUSED
     for numbers in refused.values():
         number = numbers[which]
         if number is not None:
@@ -174,7 +174,7 @@ def _process_rules(role: Role, which: int, own_pid: int | None) -> list[_Instruc
     # clone3's flags lie in memory, out of a filter's reach; libc falls back to clone when it is missing.
     code += _refuse(_CLONE3[which], errno.ENOSYS)
     code += _refuse_if_bits(_CLONE[which], 0, _CLONE_NAMESPACES)
-    if role == "worker":
+    if role != "builder":
         code += _refuse_unless(_CLONE[which], 0, _ANY_BIT, _CLONE_THREAD)
     code += _refuse_unless(_PRLIMIT[which], 0, _EQUAL, 0)
     if own_pid is not None:

@@ -35,9 +35,9 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of
 
-__all__ = ["Subject", "user_text"]
+__all__ = ["INIT_SEED", "Subject", "user_text"]
 
-_INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
+INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 
 
 def user_text(error: BaseException, root: str) -> str:
@@ -69,6 +69,7 @@ class Subject:
             )
         self.module: torch.nn.Module | None = self._construct()
         self._weights_seed: int | None = None
+        self._kept: tuple[str, ...] = ()
         self._constructed = {path: tensor.clone() for path, tensor in self.state().items()}
         self._wide: torch.nn.Module | None = None
         #: torch.compile's version, made once, and why it failed where it did.
@@ -92,16 +93,19 @@ class Subject:
         """Parameters, buffers and plain tensor attributes by path."""
         return {} if self.module is None else module_tensors(self.module)
 
-    def set_weights(self, seed: int | None) -> None:
-        """Weights as constructed (None), or drawn from ``seed``."""
-        if self.module is None or seed == self._weights_seed:
+    def set_weights(self, seed: int | None, kept: tuple[str, ...] = ()) -> None:
+        """Weights as constructed (None), or drawn from ``seed``; those at the paths ``kept`` stay as constructed."""
+        if self.module is None or (seed, kept if seed is not None else ()) == (self._weights_seed, self._kept):
             return
         with torch.no_grad():
             for path, tensor in module_tensors(self.module).items():
                 tensor.copy_(self._constructed[path])
             if seed is not None:
                 rerandomise(self.module, seed)
-        self._weights_seed = seed
+                tensors = module_tensors(self.module)
+                for path in kept:
+                    tensors[path].copy_(self._constructed[path])
+        self._weights_seed, self._kept = seed, kept if seed is not None else ()
 
     def wide(self) -> Any:
         """The function, or the module as it now is, carried in fp64."""
@@ -206,11 +210,17 @@ class Subject:
             _seed(seed)
             return make()
 
+    def init_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the target's class is constructed with; nothing for a function."""
+        if not isinstance(self.obj, type) or self.options.init is None:
+            return (), {}
+        return split_init(self.options.init())
+
     def _construct(self) -> torch.nn.Module | None:
         if not isinstance(self.obj, type):
             return None
-        args, kwargs = split_init(self.options.init() if self.options.init is not None else None)
-        _seed(_INIT_SEED)
+        args, kwargs = self.init_arguments()
+        _seed(INIT_SEED)
         module = self._guarded("constructing it", lambda: self.obj(*args, **kwargs))
         if not isinstance(module, torch.nn.Module):
             raise TargetError(f"{self.target.id}: is not an nn.Module", expected="a subclass of torch.nn.Module")

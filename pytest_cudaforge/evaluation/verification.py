@@ -6,10 +6,10 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from pytest_cudaforge.errors import LaunchFailure, Unsupported, WorkerFailure, WorkerTimeout
-from pytest_cudaforge.evaluation.building import Kitchen, Product
+from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import (
     BIG_CALL_BYTES,
     CallLayout,
@@ -19,12 +19,15 @@ from pytest_cudaforge.evaluation.cases import (
     output_leaves,
 )
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
+from pytest_cudaforge.evaluation.module_plan import judged_plan
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
-from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.plan import TensorSpec, TracedPlan
 from pytest_cudaforge.records import (
     CaseResult,
+    DeviceFacts,
     Guard,
     Status,
     Target,
@@ -55,6 +58,18 @@ class _Findings:
         return Verification(tuple(self.cases), oracle, max(ratios, default=None), self.guard)
 
 
+class Plans(Protocol):
+    """Makes plans and binaries for shapes beside the declared ones."""
+
+    device: DeviceFacts
+
+    def trace(self, workload: WorkloadFacts) -> TracedPlan: ...
+
+    def knows(self, traced: TracedPlan) -> bool: ...
+
+    def compile(self, traced: TracedPlan) -> tuple[Binary, ...]: ...
+
+
 class Verifier:
     """One candidate's verification. ``worker_of`` starts a fresh worker with a product loaded."""
 
@@ -62,15 +77,18 @@ class Verifier:
         self,
         target: Target,
         facts: TargetFacts,
-        kitchen: Kitchen,
+        kitchen: Plans,
         oracle: OracleClient,
         worker_of: Callable[[Product], Worker],
         *,
         trials: int,
         hang_limit_s: float,
+        kept: tuple[str, ...] = (),
     ) -> None:
         self.target, self.facts, self.kitchen, self.oracle = target, facts, kitchen, oracle
         self.worker_of, self.trials, self.hang_limit_s = worker_of, trials, hang_limit_s
+        #: State that a module candidate does not take over: it keeps the values of its construction.
+        self.kept = kept
         self._findings = _Findings()
 
     def verify(self, products: Sequence[Product]) -> Verification:
@@ -285,13 +303,21 @@ class _Run:
     def case(self, workload: str, trial: Trial, *, contract: bool) -> CaseResult:
         """Fill, run and judge one trial. Raises the worker's failures."""
         oracle, limit_s = self.verifier.oracle, self.verifier.hang_limit_s
-        oracle.fill(self.bench, trial.frame, trial.case, trial.poison)
+        oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
         if self.product.traced.prepare is not None and self._weights != trial.case.weights_seed:
             self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
             self._weights = trial.case.weights_seed
-        self.worker.run("main", self.layout.bindings(trial.frame, self.slot), timeout_s=limit_s)
-        outputs = output_leaves(self.product.traced.main, self.layout, trial.frame)
-        check = oracle.check(self.bench, trial.frame, outputs, zones=trial.zones)
+        plan = self.product.traced.main
+        returned = self.worker.run("main", self.layout.bindings(trial.frame, self.slot), timeout_s=limit_s)
+        if returned is not None:
+            wrong = compare_structure(returned, self.product.workload)
+            if wrong:
+                return CaseResult(workload, trial.name, contract, False, None, None, wrong)
+            plan = judged_plan(plan, returned)
+        # A thread that the call left behind must not finish the answer while it is being judged.
+        self.worker.stop()
+        check = oracle.check(self.bench, trial.frame, output_leaves(plan, self.layout, trial.frame), zones=trial.zones)
+        self.worker.cont()
         self.verifier._findings.partial |= check.partial
         passed = not check.mismatches
         return CaseResult(workload, trial.name, contract, passed, check.error_ratio, check.bound, check.mismatches[:8])

@@ -18,7 +18,7 @@ from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, d
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.languages import Binary
-from pytest_cudaforge.plan import TracedPlan
+from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 
 if TYPE_CHECKING:
     from pytest_cudaforge.evaluation.event_clock import EventClock
@@ -104,9 +104,13 @@ class Worker:
         """Begin a clean phase: unload every module and load it again, so that ``__device__`` state is fresh."""
         self._ask(_RELOAD, {}, f"loading the kernels again for {phase}", timeout_s)
 
-    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> None:
-        """Run the main or the prepare plan once and synchronise the device."""
+    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> LaunchPlan | None:
+        """Run the main or the prepare plan once and synchronise the device.
+
+        Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
+        """
         self._ask(_RUN, {"which": which, "bindings": [list(b) for b in bindings]}, f"running {which}", timeout_s)
+        return None
 
     def run_many(self, sets: Sequence[Sequence[Binding]], calls: int, *, timeout_s: float) -> int:
         """Run the main plan ``calls`` times, rotating over buffer ``sets``, then synchronise.

@@ -19,6 +19,7 @@ from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.channel import pair, wait_readable
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.fork_server import MAX_MESSAGE_BYTES, PRELOADS
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.sandbox import Abilities, ChildSpec, Isolation, Limits, SandboxSettings
 from pytest_cudaforge.evaluation.seccomp import Role
 from pytest_cudaforge.evaluation.view import readable_paths
@@ -157,6 +158,17 @@ class ForkServers:
         Raises SandboxError where none can be started, or where native candidate code would run below grade B without
         ``isolation="none"``.
         """
+        self._require_isolation(language)
+        cuda = language == "cuda"
+        kind = "torch" if library_calls else ("cuda" if cuda else "plain")
+        return Worker(self._spawn(kind, "worker", cuda, limits or self.settings.limits))
+
+    def module_worker(self, *, cuda: bool, limits: Limits | None = None) -> ModuleWorker:
+        """A fresh process for a ModelNew, with torch loaded. Raises SandboxError, as :meth:`worker` does."""
+        self._require_isolation("module")
+        return ModuleWorker(self._spawn("torch", "module_worker", cuda, limits or self.settings.limits))
+
+    def _require_isolation(self, language: str) -> None:
         found = self.isolation(language)
         if found.grade == "C" and self.settings.isolation != "none" and language != "cuda":
             raise SandboxError(
@@ -164,10 +176,6 @@ class ForkServers:
                 expected="namespaces or an own user id, seccomp, and Landlock or mounts",
                 remedy=f"{found.remedy}; or --isolation none (such results cannot be published)",
             )
-        cuda = language == "cuda"
-        kind = "torch" if library_calls else ("cuda" if cuda else "plain")
-        return Worker(self._spawn(kind, "worker", cuda, limits or self.settings.limits))
-
     def _spawn_builder(self, kind: str) -> Child:
         limits = self.settings.limits
         # torch alone maps many gigabytes; a compiler that wants more than this is being bombed.

@@ -1,0 +1,157 @@
+"""From a ModelNew's text to running workers: plans that stand for its calls, extensions built by the builder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytest_cudaforge.errors import BuildFailure, ForgeError, LaunchFailure, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, ExtensionRequest, NeedsBuild
+from pytest_cudaforge.evaluation.module_plan import matched_state, plan_of_call, state_specs
+from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.plan import TracedPlan
+from pytest_cudaforge.records import Build, Candidate, DeviceFacts, Status, Target, TargetFacts, WorkloadFacts
+
+__all__ = ["Workshop"]
+
+Compile = Callable[[ExtensionRequest], Binary]
+
+
+class Workshop:
+    """Starts workers for one ModelNew. Raises Refusal where the candidate is at fault, SituationErrors otherwise.
+
+    ``initial`` is what :meth:`OracleClient.initial` gave; ``spawn`` makes an empty worker; ``compile_`` builds an
+    extension (or finds it in the cache) and raises BuildFailure and the builder's other failures.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        target: Target,
+        facts: TargetFacts,
+        device: DeviceFacts,
+        *,
+        initial: Mapping[str, Any],
+        torch_device: str,
+        threads: int,
+        start_limit_s: float,
+        spawn: Callable[[], ModuleWorker],
+        compile_: Compile,
+    ) -> None:
+        ((name, source),) = _one_file(candidate)
+        self.facts, self.device = facts, device
+        self._recipe = ModuleRecipe(
+            file_name=name,
+            source=source,
+            init=initial["init"],
+            # A KernelBench file's model is used as constructed.
+            mode="" if target.kind == "kernelbench" else facts.mode,
+            precision=facts.precision,
+            seed=initial["seed"],
+            threads=threads,
+        )
+        self._torch_device, self._start_limit_s = torch_device, start_limit_s
+        self._spawn, self._compile = spawn, compile_
+        self._libraries: dict[str, bytes] = {}
+        self._logs: list[str] = []
+        self.seconds, self.cached = 0.0, True
+        #: State paths of the reference that the candidate has under another name, shape or dtype, or not at all.
+        self.kept: tuple[str, ...] = ()
+        self.extensions: tuple[str, ...] = ()
+
+    @property
+    def build(self) -> Build:
+        """What has been built so far, as the verdict shows it."""
+        log = "\n".join(dict.fromkeys(part for part in self._logs if part))
+        return Build(self.device.arch, round(self.seconds, 4), self.cached, log)
+
+    # -- what the verifier asks of a kitchen
+
+    def trace(self, workload: WorkloadFacts) -> TracedPlan:
+        return plan_of_call(workload, self.facts.module)
+
+    def knows(self, traced: TracedPlan) -> bool:
+        """A module is built once for all shapes."""
+        return True
+
+    def compile(self, traced: TracedPlan) -> tuple[Binary, ...]:
+        return ()
+
+    def produce(self, workload: WorkloadFacts) -> Product:
+        return Product(workload, self.trace(workload), ())
+
+    # -- workers
+
+    def open(self, product: Product) -> None:
+        """Import and construct the candidate for the first time, building what it asks for on the way."""
+        self.start(product).close()
+
+    def start(self, product: Product, sabotage: str = "") -> ModuleWorker:
+        """A fresh worker with the candidate constructed. Raises Refusal, WorkerFailure or LaunchFailure."""
+        while True:
+            worker = self._spawn()
+            try:
+                self._start_once(worker, product, sabotage)
+            except NeedsBuild as need:
+                worker.close()
+                self.provide(need.request)
+                continue
+            except (ForgeError, Refusal):
+                worker.close()
+                raise
+            return worker
+
+    def _start_once(self, worker: ModuleWorker, product: Product, sabotage: str) -> None:
+        try:
+            started = worker.start_module(
+                replace(self._recipe, sabotage=sabotage),
+                product.traced,
+                product.workload,
+                self._libraries,
+                self._torch_device,
+                timeout_s=self._start_limit_s,
+            )
+        except BuildFailure as error:
+            raise Refusal(Status.BUILD_ERROR, str(error), build=self.build) from error
+        except LaunchFailure as error:
+            raise Refusal(Status.RUNTIME_ERROR, str(error), build=self.build) from error
+        except WorkerTimeout as error:
+            raise Refusal(Status.TIMEOUT, str(error), build=self.build) from error
+        except WorkerFailure as error:
+            raise Refusal(Status.RUNTIME_ERROR, str(error), build=self.build) from error
+        reference = state_specs(self.facts.module)
+        self.kept = tuple(sorted(set(reference) - matched_state(reference, started.state)))
+
+    def provide(self, request: ExtensionRequest) -> None:
+        """Have an extension built that a worker asked for. Raises Refusal."""
+        if len(self._libraries) >= MAX_EXTENSIONS:
+            reason = f"the candidate builds more than {MAX_EXTENSIONS} extensions"
+            raise Refusal(Status.REJECTED, reason, build=self.build)
+        began = time.perf_counter()
+        try:
+            binary = self._compile(request)
+        except BuildFailure as error:
+            self._logs.append(error.log)
+            self.seconds += time.perf_counter() - began
+            raise Refusal(Status.BUILD_ERROR, str(error), build=self.build) from error
+        except WorkerTimeout as error:
+            raise Refusal(Status.TIMEOUT, str(error), build=self.build) from error
+        except WorkerFailure as error:
+            reason = f"the compiler's process failed: {error}"
+            raise Refusal(Status.BUILD_ERROR, reason, build=self.build) from error
+        self.seconds += time.perf_counter() - began
+        self._logs.append(binary.log)
+        self._libraries[request.key] = binary.code
+        self.extensions = (*self.extensions, request.name)
+
+
+def _one_file(candidate: Candidate) -> tuple[tuple[str, str], ...]:
+    sources = [(name, text) for name, text in candidate.files if name.endswith(".py")]
+    if len(sources) != 1 or len(candidate.files) != 1:
+        raise Refusal(Status.BUILD_ERROR, "a module candidate is one .py file with class ModelNew(nn.Module)")
+    return tuple(sources)

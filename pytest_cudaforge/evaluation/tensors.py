@@ -1,0 +1,42 @@
+"""Tensors over memory that is not torch's: arenas, seen by the oracle and by a module's worker."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.plan import TensorSpec
+
+__all__ = ["bytes_at", "tensor_at"]
+
+
+def bytes_at(address: int, nbytes: int, device: torch.device) -> Tensor:
+    """``nbytes`` of memory at ``address`` as a uint8 tensor with a storage of its own, without a copy."""
+    if device.type == "cpu":
+        # From the address, not from a mapping: a tensor must not keep a descriptor open.
+        return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_Exported(address, nbytes), device=device)
+
+
+class _Exported:
+    """Device memory as torch.as_tensor takes it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def tensor_at(address: int, spec: TensorSpec, device: torch.device) -> Tensor:
+    """A tensor of ``spec`` whose first element lies at ``address``, a multiple of its element's size."""
+    dtype: Any = getattr(torch, spec.dtype)
+    if spec.numel == 0:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
+    return bytes_at(address, spec.extent_bytes, device).view(dtype).as_strided(spec.shape, spec.strides)
