@@ -196,6 +196,17 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
+class LintFinding:
+    """What is wrong with a target as a task. ``kind``: constant zeros copy inputs weights tiny nonfinite random
+    nondeterministic shape draws number refuse it (``refuses``); input output order saturated are notes for its author.
+    ``text`` names the probe that showed it, with its numbers."""
+
+    kind: str
+    text: str
+    refuses: bool = True
+
+
+@dataclass(frozen=True)
 class CaseResult:
     """One trial. ``case`` names it without giving its seed: "drawn", "shifted", "strided", ..."""
 
@@ -275,12 +286,15 @@ class WorkloadTiming:
     vs_compile: Ratio | None
     launches: int
     roofline_ns: float | None = None
+    incumbent: Sample | None = None
+    vs_incumbent: Ratio | None = None
 
 
 @dataclass(frozen=True)
 class Timing:
     """``decision`` is against the faster baseline unless the target says otherwise; over several workloads the
-    speedups are geometric means. ``clock``: "events" (device events) or "supervisor" (slope of the parent's clock)."""
+    speedups are geometric means. ``vs_incumbent``: against another candidate, timed in the same sitting. ``clock``:
+    "events" (device events) or "supervisor" (slope of the parent's clock)."""
 
     decision: Decision
     clock: Literal["events", "supervisor"]
@@ -289,6 +303,7 @@ class Timing:
     workloads: tuple[WorkloadTiming, ...]
     note: str = ""
     own_share: float | None = None
+    vs_incumbent: Ratio | None = None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ timed is stopped. CUDA plans: device events in the worker, whose host code is ou
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_le
 from pytest_cudaforge.evaluation.contract import status_of
 from pytest_cudaforge.evaluation.novelty import REFUSED_ABOVE, Round, lag_of, play_rounds
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
+from pytest_cudaforge.evaluation.parties import Party, baseline_party, worker_party
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
     Block,
@@ -32,7 +33,6 @@ from pytest_cudaforge.evaluation.timing import (
     quiet_blocks,
     ratio_of,
     sample_of,
-    slope_ns,
     slowed,
 )
 from pytest_cudaforge.evaluation.worker import Worker
@@ -43,9 +43,6 @@ __all__ = ["Pace", "Rotation", "Sitting", "open_rotation"]
 
 #: Buffers a sitting may rotate over, and how much memory they may take.
 _MAX_FRAMES = 32
-#: A turn that takes so many times its slice is taken as it is.
-_CRAWL = 6.0
-_MAX_CALLS = 20_000
 #: Blocks of one worker when time has run out.
 _FEWEST_BLOCKS = 3
 _MAX_ROTATION_BYTES = {"cpu": 192 << 20, "cuda": 2 << 30}
@@ -67,86 +64,6 @@ class Pace:
         if device == "cpu":
             return cls(budget_s, 2.0e6, 2, 5, 60)
         return cls(budget_s, 8.0e6, 2, 5, 60)
-
-
-class Party(Protocol):
-    """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
-    in order from the first. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly
-    ``calls`` calls without a warm-up, whatever they cost."""
-
-    calls: int
-
-    def turn(self, slice_ns: float, least: int = 1) -> float: ...
-
-    def once(self, calls: int) -> float: ...
-
-
-class _SlopeParty:
-    """Timed by this process's clock: ``run(calls)`` returns the ns of one request."""
-
-    def __init__(self, run: Callable[[int], int], before: Callable[[], None], after: Callable[[], None]) -> None:
-        self._run, self._before, self._after = run, before, after
-        self._per_call_ns = 0.0
-        self.calls = 0
-
-    def turn(self, slice_ns: float, least: int = 1) -> float:
-        self._before()
-        try:
-            if not self._per_call_ns:
-                self._calibrate()
-            calls = max(least, min(_MAX_CALLS, math.ceil(slice_ns / max(self._per_call_ns, 1.0))))
-            once = self._run(calls)
-            # Too few calls (the last turn was a slow one) would leave a slope of nothing but noise.
-            while once < slice_ns / 2 and calls < _MAX_CALLS:
-                calls = min(_MAX_CALLS, calls * max(2, min(16, round(slice_ns / once))))
-                once = self._run(calls)
-            self.calls = calls
-            # A machine that is busy elsewhere can make threads wait for each other a thousand times longer: then the
-            # request's own cost is nothing beside it, and repeating it would only burn the budget.
-            crawling = once > _CRAWL * slice_ns
-            per_call = once / calls if crawling else slope_ns(once, self._run(2 * calls), calls)
-        finally:
-            self._after()
-        if per_call > 0:
-            self._per_call_ns = max(per_call, self._per_call_ns / 4)
-        return per_call
-
-    def once(self, calls: int) -> float:
-        self._before()
-        try:
-            return self._run(calls) / calls
-        finally:
-            self._after()
-
-    def _calibrate(self) -> None:
-        self._run(2)
-        calls = 1
-        while True:
-            once, twice = self._run(calls), self._run(2 * calls)
-            if twice - once > 5e5 or calls > 1 << 14:
-                self._per_call_ns = max(1.0, slope_ns(once, twice, calls))
-                return
-            calls *= 4
-
-
-class _EventParty:
-    """Timed by device events: ``sample(count, warm)`` returns that many times in ns; a turn is their median."""
-
-    def __init__(self, sample: Callable[[int, bool], Sequence[int]]) -> None:
-        self._sample = sample
-        self._per_call_ns = 0.0
-        self.calls = 0
-
-    def turn(self, slice_ns: float, least: int = 1) -> float:
-        if not self._per_call_ns:
-            self._per_call_ns = float(sorted(self._sample(3, True))[1])
-        self.calls = count = max(3, least, min(15, int(slice_ns / max(self._per_call_ns, 1.0))))
-        value = statistics.median(self._sample(count, True))
-        self._per_call_ns = max(value, 1.0)
-        return value
-
-    def once(self, calls: int) -> float:
-        return float(statistics.median(self._sample(calls, False)))
 
 
 @dataclass
@@ -177,6 +94,16 @@ def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int) -> int:
     return max(1, min(wanted, _MAX_FRAMES, max(2, _MAX_ROTATION_BYTES["cpu"] // per_call)))
 
 
+@dataclass(frozen=True)
+class _Table:
+    """One product and the arena it works on: everything of a sitting that outlives its workers."""
+
+    product: Product
+    layout: CallLayout
+    bench: int
+    arena: ExportedArena
+
+
 class Sitting:
     """Times one product against its baselines. Raises Refusal where the candidate fails under the clock."""
 
@@ -192,8 +119,10 @@ class Sitting:
         pace: Pace,
         flush_bytes: int,
         hang_limit_s: float,
+        incumbent: Product | None = None,
     ) -> None:
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
+        self.incumbent = incumbent
         self.worker_of, self.device, self.pace = worker_of, device, pace
         self.flush_bytes, self.hang_limit_s = flush_bytes, hang_limit_s
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
@@ -202,30 +131,61 @@ class Sitting:
         self.lag = 1.0
 
     def measure(self) -> tuple[Block, ...]:
-        """Blocks from several fresh workers on one arena; outputs of calls chosen afterwards are judged."""
-        layout = call_layout(self.product.traced, frames=self.rotation.frames)
+        """Blocks from several fresh workers; outputs of calls chosen afterwards are judged.
+
+        Parties: "candidate", "incumbent" where there is one, and the rotation's baselines.
+        """
         name = self.product.workload.name
-        bench, arena = self.oracle.open_bench(self.target, name, "", layout.data)
         blocks: list[Block] = []
         try:
-            for frame in range(self.rotation.frames):
-                self.oracle.fill(bench, frame, TrialCase(random.SystemRandom().getrandbits(62)), 0)
-            deadline = time.monotonic() + self.pace.budget_s
-            for process in range(self.pace.processes):
-                left = self.pace.processes - process
-                share_s = max(0.0, deadline - time.monotonic()) / left
-                blocks += self._one_worker(process, layout, bench, arena, time.monotonic() + share_s)
-            self._measure_own_share(blocks, layout, arena)
+            with contextlib.ExitStack() as stack:
+                table = stack.enter_context(self._table(self.product))
+                beside = stack.enter_context(self._table(self.incumbent)) if self.incumbent is not None else None
+                deadline = time.monotonic() + self.pace.budget_s
+                for process in range(self.pace.processes):
+                    left = self.pace.processes - process
+                    share_s = max(0.0, deadline - time.monotonic()) / left
+                    blocks += self._one_worker(process, table, beside, time.monotonic() + share_s)
+                self._measure_own_share(blocks, table)
         except WorkerTimeout as error:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
         except (WorkerFailure, LaunchFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
+        return tuple(slowed(block, "candidate", self.lag) for block in quiet_blocks(blocks))
+
+    @contextlib.contextmanager
+    def _table(self, product: Product) -> Iterator[_Table]:
+        """``product``'s arena with values in every frame, for as long as the sitting lasts."""
+        layout = call_layout(product.traced, frames=self.rotation.frames)
+        bench, arena = self.oracle.open_bench(self.target, product.workload.name, "", layout.data)
+        try:
+            for frame in range(self.rotation.frames):
+                self.oracle.fill(bench, frame, TrialCase(random.SystemRandom().getrandbits(62)), 0)
+            yield _Table(product, layout, bench, arena)
         finally:
             arena.close()
             self.oracle.close_bench(bench)
-        return tuple(slowed(block, "candidate", self.lag) for block in quiet_blocks(blocks))
 
-    def _measure_own_share(self, blocks: Sequence[Block], layout: CallLayout, arena: ExportedArena) -> None:
+    @contextlib.contextmanager
+    def _seated(self, table: _Table) -> Iterator[Party]:
+        """A fresh worker at ``table``, ready to be timed; on the CPU it is stopped."""
+        with self.worker_of(table.product) as worker:
+            worker.attach(0, table.arena)
+            if table.product.traced.prepare is not None:
+                worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
+            if self.device == "cpu":
+                worker.stop()
+            sets = [table.layout.bindings(frame) for frame in range(self.rotation.frames)]
+            yield worker_party(
+                self.oracle,
+                worker,
+                sets,
+                device=self.device,
+                flush_bytes=self.flush_bytes,
+                limit_s=self.hang_limit_s,
+            )
+
+    def _measure_own_share(self, blocks: Sequence[Block], table: _Table) -> None:
         """Time the plan without its library calls; what they left in scratch stays there as plausible input."""
         main = self.product.traced.main
         if not blocks or not main.library_calls or not main.launches:
@@ -233,31 +193,28 @@ class Sitting:
         steps = tuple(step for step in main.steps if not isinstance(step, LibraryCall))
         own = replace(self.product, traced=replace(self.product.traced, main=replace(main, steps=steps)))
         total_ns = sample_of([block.of("candidate") for block in blocks], 1).median_ns
-        with self.worker_of(own) as worker:
-            worker.attach(0, arena)
-            party = self._candidate(worker, [layout.bindings(frame) for frame in range(self.rotation.frames)])
+        # On the whole plan's table: the same buffers, prepared values included.
+        with self._seated(replace(table, product=own)) as party:
             own_ns = sample_of([party.turn(self.pace.slice_ns) for _ in range(3)], 1).median_ns
         self.own_share = max(0.0, min(1.0, own_ns / total_ns))
 
-    def _one_worker(
-        self, process: int, layout: CallLayout, bench: int, arena: ExportedArena, deadline: float
-    ) -> list[Block]:
-        with self.worker_of(self.product) as worker:
-            worker.attach(0, arena)
-            if self.product.traced.prepare is not None:
-                worker.run("prepare", layout.prepare_bindings(), timeout_s=self.hang_limit_s)
-            sets = [layout.bindings(frame) for frame in range(self.rotation.frames)]
-            parties = self._parties(worker, sets)
+    def _one_worker(self, process: int, table: _Table, beside: _Table | None, deadline: float) -> list[Block]:
+        with contextlib.ExitStack() as stack:
+            parties = {"candidate": stack.enter_context(self._seated(table))}
+            if beside is not None:
+                parties["incumbent"] = stack.enter_context(self._seated(beside))
+            for name in self.rotation.parties:
+                parties[name] = self._baseline(name)
             for party in parties.values():
                 party.turn(self.pace.slice_ns / 4)  # warm-up: page faults, thread pools, clocks
             blocks = self._blocks(process, parties, deadline)
             if blocks and not self._writes_inputs():
-                call_ns = statistics.median(block.of("candidate") for block in blocks)
-                if process % 2 == 0:
-                    self._check_new_values(bench, layout, parties["candidate"], call_ns)
-                else:
-                    self._check_touched(bench, layout, parties["candidate"])
+                self._check_timed_calls(process, table, parties["candidate"], blocks)
             return blocks
+
+    def _baseline(self, name: str) -> Party:
+        number, device, flush_bytes = self.rotation.number, self.device, self.flush_bytes
+        return baseline_party(self.oracle, number, name, device=device, flush_bytes=flush_bytes)
 
     def _blocks(self, process: int, parties: dict[str, Party], deadline: float) -> list[Block]:
         blocks: list[Block] = []
@@ -275,28 +232,16 @@ class Sitting:
 
     def _clear(self, blocks: Sequence[Block]) -> bool:
         medians = {party: sample_of([b.of(party) for b in blocks], 1).median_ns for party in self.rotation.parties}
-        return narrow_enough(ratio_of(blocks, faster_baseline(medians)))
+        against = [faster_baseline(medians), *(["incumbent"] if self.incumbent is not None else [])]
+        return all(narrow_enough(ratio_of(blocks, party)) for party in against)
 
-    def _parties(self, worker: Worker, sets: list[list[tuple[int, int]]]) -> dict[str, Party]:
-        parties: dict[str, Party] = {"candidate": self._candidate(worker, sets)}
-        for name in self.rotation.parties:
-            parties[name] = baseline_party(self.oracle, self.rotation, name, self.device, self.flush_bytes, worker)
-        return parties
-
-    def _candidate(self, worker: Worker, sets: list[list[tuple[int, int]]]) -> Party:
-        limit_s = self.hang_limit_s
-        if self.device != "cpu":
-            return _EventParty(
-                lambda count, warm: (
-                    worker.time_events(sets, count, flush_bytes=self.flush_bytes, timeout_s=limit_s, warm=warm).ns
-                )
-            )
-
-        def run(calls: int) -> int:
-            with self.oracle.paused():
-                return worker.run_many(sets, calls, timeout_s=limit_s)
-
-        return _SlopeParty(run, worker.cont, worker.stop)
+    def _check_timed_calls(self, process: int, table: _Table, candidate: Party, blocks: Sequence[Block]) -> None:
+        """Were the timed calls' answers right, and new? In every other process in the one way or the other."""
+        if process % 2 == 0:
+            call_ns = statistics.median(block.of("candidate") for block in blocks)
+            self._check_new_values(table, candidate, call_ns)
+        else:
+            self._check_touched(table, candidate)
 
     def _writes_inputs(self) -> bool:
         """Then so many calls have changed their own inputs that no single answer can be expected any more;
@@ -304,7 +249,7 @@ class Sitting:
         mutated = self.oracle.mutates(self.target, self.product.workload.name)
         return any(path.startswith("input/") for path in mutated)
 
-    def _check_touched(self, bench: int, layout: CallLayout, candidate: Party) -> None:
+    def _check_touched(self, table: _Table, candidate: Party) -> None:
         """One more turn, like all others, after a single element of an input was changed behind the kernel's back.
 
         A kernel that works while it is being checked and rests while it is timed leaves the old answer there, and so
@@ -313,11 +258,11 @@ class Sitting:
         """
         chance = random.SystemRandom()
         frame = chance.randrange(min(self.rotation.frames, max(1, candidate.calls)))
-        self.oracle.touch(bench, frame, chance.getrandbits(62))
+        self.oracle.touch(table.bench, frame, chance.getrandbits(62))
         candidate.turn(self.pace.slice_ns, least=frame + 1)
-        self._judge(bench, layout, frame)
+        self._judge(table, frame)
 
-    def _check_new_values(self, bench: int, layout: CallLayout, candidate: Party, call_ns: float) -> None:
+    def _check_new_values(self, table: _Table, candidate: Party, call_ns: float) -> None:
         """All values change at once: is every answer new, and does it take no longer than before? See the module
         ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`."""
         chance = random.SystemRandom()
@@ -327,12 +272,12 @@ class Sitting:
 
         def play() -> Round:
             for frame in frames:
-                self.oracle.renew(bench, frame, chance.getrandbits(62))
+                self.oracle.renew(table.bench, frame, chance.getrandbits(62))
             new_ns = candidate.once(len(frames))
             if unjudged:
-                self._judge(bench, layout, unjudged.pop())
+                self._judge(table, unjudged.pop())
             for frame in frames:
-                self.oracle.rewrite(bench, frame)
+                self.oracle.rewrite(table.bench, frame)
             return Round(new_ns, candidate.once(len(frames)))
 
         rounds = play_rounds(play, call_ns)
@@ -345,10 +290,11 @@ class Sitting:
                 f"{lag:.1f} times that on new ones, in each of {len(rounds)} rounds: it remembers answers",
             )
 
-    def _judge(self, bench: int, layout: CallLayout, frame: int) -> None:
+    def _judge(self, table: _Table, frame: int) -> None:
         """Raise Refusal where the frame's outputs are not those of the values that stand there now."""
         name = self.product.workload.name
-        check = self.oracle.check(bench, frame, output_leaves(self.product.traced.main, layout, frame))
+        outputs = output_leaves(self.product.traced.main, table.layout, frame)
+        check = self.oracle.check(table.bench, frame, outputs)
         # State that the reference updates has had many updates by now; verification compares it after one.
         updated = {path.replace("/", " ", 1) for path in self.oracle.mutates(self.target, name)}
         found = [m for m in check.mismatches if m.output not in updated]
@@ -386,33 +332,13 @@ def stalled_share() -> float:
     return _pressure("avg60") / 100.0
 
 
-def baseline_party(
-    oracle: OracleClient, rotation: Rotation, name: str, device: str, flush_bytes: int, worker: Worker | None = None
-) -> Party:
-    """Eager or compiled reference; on the CPU the worker stays stopped while it runs."""
-    number = rotation.number
-    if device != "cpu":
-        return _EventParty(
-            lambda count, warm: oracle.request(
-                "time_events", rotation=number, party=name, samples=count, flush_bytes=flush_bytes
-            )
-        )
-
-    def nothing() -> None: ...
-
-    before = worker.stop if worker is not None else nothing
-    return _SlopeParty(
-        lambda calls: oracle.timed_request("run_many", rotation=number, party=name, calls=calls), before, nothing
-    )
-
-
 def time_alone(
     oracle: OracleClient, rotation: Rotation, device: str, pace: Pace, flush_bytes: int, turns: int = 9
 ) -> dict[str, Sample]:
     """Each baseline by itself, before a candidate exists."""
     samples = {}
     for name in rotation.parties:
-        party = baseline_party(oracle, rotation, name, device, flush_bytes)
+        party = baseline_party(oracle, rotation.number, name, device=device, flush_bytes=flush_bytes)
         party.turn(pace.slice_ns / 4)
         values = [value for value in (party.turn(pace.slice_ns) for _ in range(turns)) if value > 0]
         if not values:
@@ -426,8 +352,9 @@ def time_alone(
 
 def summarise(rotation: Rotation, blocks: Sequence[Block], launches: int, roofline_ns: float | None) -> WorkloadTiming:
     """Samples and ratios of one workload's sitting."""
-    samples = {p: sample_of([b.of(p) for b in blocks], len(blocks), 2) for p in ("candidate", *rotation.parties)}
-    compiled = "compile" in samples
+    parties = blocks[0].parties
+    samples = {p: sample_of([b.of(p) for b in blocks], len(blocks), 2) for p in parties}
+    compiled, raced = "compile" in samples, "incumbent" in samples
     return WorkloadTiming(
         workload=rotation.workload.name,
         candidate=samples["candidate"],
@@ -437,6 +364,8 @@ def summarise(rotation: Rotation, blocks: Sequence[Block], launches: int, roofli
         vs_compile=ratio_of(blocks, "compile") if compiled else None,
         launches=launches,
         roofline_ns=roofline_ns,
+        incumbent=samples["incumbent"] if raced else None,
+        vs_incumbent=ratio_of(blocks, "incumbent") if raced else None,
     )
 
 

@@ -52,6 +52,10 @@ class Block:
     def of(self, party: str) -> float:
         return dict(self.ns)[party]
 
+    @property
+    def parties(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.ns)
+
 
 def abba(parties: Sequence[str]) -> tuple[str, ...]:
     """The order in which one block measures its parties."""

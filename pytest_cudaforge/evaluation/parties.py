@@ -1,0 +1,141 @@
+"""Who is timed in a sitting, and by which clock: baselines in the oracle's process, candidates in their workers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.timing import slope_ns
+from pytest_cudaforge.evaluation.worker import Worker
+
+__all__ = ["EventParty", "Party", "SlopeParty", "baseline_party", "worker_party"]
+
+#: A turn that takes so many times its slice is taken as it is.
+_CRAWL = 6.0
+_MAX_CALLS = 20_000
+
+
+def _nothing() -> None: ...
+
+
+class Party(Protocol):
+    """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
+    in order from the first. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly
+    ``calls`` calls without a warm-up, whatever they cost."""
+
+    calls: int
+
+    def turn(self, slice_ns: float, least: int = 1) -> float: ...
+
+    def once(self, calls: int) -> float: ...
+
+
+class SlopeParty:
+    """Timed by this process's clock: ``run(calls)`` returns the ns of one request."""
+
+    def __init__(
+        self, run: Callable[[int], int], before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing
+    ) -> None:
+        self._run, self._before, self._after = run, before, after
+        self._per_call_ns = 0.0
+        self.calls = 0
+
+    def turn(self, slice_ns: float, least: int = 1) -> float:
+        self._before()
+        try:
+            if not self._per_call_ns:
+                self._calibrate()
+            calls = max(least, min(_MAX_CALLS, math.ceil(slice_ns / max(self._per_call_ns, 1.0))))
+            once = self._run(calls)
+            # Too few calls (the last turn was a slow one) would leave a slope of nothing but noise.
+            while once < slice_ns / 2 and calls < _MAX_CALLS:
+                calls = min(_MAX_CALLS, calls * max(2, min(16, round(slice_ns / once))))
+                once = self._run(calls)
+            self.calls = calls
+            # A machine that is busy elsewhere can make threads wait for each other a thousand times longer: then the
+            # request's own cost is nothing beside it, and repeating it would only burn the budget.
+            crawling = once > _CRAWL * slice_ns
+            per_call = once / calls if crawling else slope_ns(once, self._run(2 * calls), calls)
+        finally:
+            self._after()
+        if per_call > 0:
+            self._per_call_ns = max(per_call, self._per_call_ns / 4)
+        return per_call
+
+    def once(self, calls: int) -> float:
+        self._before()
+        try:
+            return self._run(calls) / calls
+        finally:
+            self._after()
+
+    def _calibrate(self) -> None:
+        self._run(2)
+        calls = 1
+        while True:
+            once, twice = self._run(calls), self._run(2 * calls)
+            if twice - once > 5e5 or calls > 1 << 14:
+                self._per_call_ns = max(1.0, slope_ns(once, twice, calls))
+                return
+            calls *= 4
+
+
+class EventParty:
+    """Timed by device events: ``sample(count, warm)`` returns that many times in ns; a turn is their median."""
+
+    def __init__(self, sample: Callable[[int, bool], Sequence[int]]) -> None:
+        self._sample = sample
+        self._per_call_ns = 0.0
+        self.calls = 0
+
+    def turn(self, slice_ns: float, least: int = 1) -> float:
+        if not self._per_call_ns:
+            self._per_call_ns = float(sorted(self._sample(3, True))[1])
+        self.calls = count = max(3, least, min(15, int(slice_ns / max(self._per_call_ns, 1.0))))
+        value = statistics.median(self._sample(count, True))
+        self._per_call_ns = max(value, 1.0)
+        return value
+
+    def once(self, calls: int) -> float:
+        return float(statistics.median(self._sample(calls, False)))
+
+
+def baseline_party(oracle: OracleClient, rotation: int, name: str, *, device: str, flush_bytes: int) -> Party:
+    """Eager or compiled reference, in the oracle's process over its ``rotation``; on the CPU every worker is stopped
+    while it runs."""
+    if device != "cpu":
+        return EventParty(
+            lambda count, warm: oracle.request(
+                "time_events", rotation=rotation, party=name, samples=count, flush_bytes=flush_bytes
+            )
+        )
+
+    return SlopeParty(lambda calls: oracle.timed_request("run_many", rotation=rotation, party=name, calls=calls))
+
+
+def worker_party(
+    oracle: OracleClient,
+    worker: Worker,
+    sets: Sequence[Sequence[tuple[int, int]]],
+    *,
+    device: str,
+    flush_bytes: int,
+    limit_s: float,
+) -> Party:
+    """A candidate in its worker over its buffer ``sets``. On the CPU it runs while it is timed and at no other time,
+    and the oracle stands still meanwhile: the worker comes and stays stopped."""
+    if device != "cpu":
+        return EventParty(
+            lambda count, warm: (
+                worker.time_events(sets, count, flush_bytes=flush_bytes, timeout_s=limit_s, warm=warm).ns
+            )
+        )
+
+    def run(calls: int) -> int:
+        with oracle.paused():
+            return worker.run_many(sets, calls, timeout_s=limit_s)
+
+    return SlopeParty(run, worker.cont, worker.stop)
