@@ -21,6 +21,7 @@ from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
+from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.extensions import ExtensionRequest
 from pytest_cudaforge.evaluation.module_building import Workshop
@@ -28,6 +29,7 @@ from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
 from pytest_cudaforge.evaluation.sitting import (
+    Incumbent,
     Pace,
     Rotation,
     Sitting,
@@ -242,14 +244,26 @@ class Evaluator:
 
     # -- the verdict
 
-    def evaluate(self, candidate: Candidate, target: Target, *, timing: bool = True, fresh: bool = False) -> Evaluation:
+    def evaluate(
+        self,
+        candidate: Candidate,
+        target: Target,
+        *,
+        timing: bool = True,
+        fresh: bool = False,
+        incumbent: Candidate | None = None,
+    ) -> Evaluation:
         """Build, verify and time one candidate. A failed candidate is an Evaluation; a bad situation raises.
 
         ``fresh``: build from source in a fresh sandbox, past the build cache (the winner's final verdict).
+        ``incumbent``: a candidate that passed before, timed in the same sitting (``Timing.vs_incumbent``): two ratios
+        to baselines from two sittings compare worse than one ratio from one.
         """
         began = time.perf_counter()
         facts = self.facts(target)
         attempt = _Attempt(self, candidate, target, facts, fresh)
+        if timing and incumbent is not None:
+            attempt.incumbent = _Attempt(self, incumbent, target, facts, fresh=False)
         try:
             attempt.build_and_verify()
             if timing:
@@ -356,8 +370,11 @@ class _Attempt:
         self.timing: Timing | None = None
         self._products: tuple[Product, ...] = ()
         self._workshop: Workshop | None = None
+        #: Another attempt, whose products are timed beside this one's.
+        self.incumbent: _Attempt | None = None
         self._own_share: float | None = None
         self._foreign = 0.0
+        self._lag = 1.0
 
     @property
     def summary(self) -> str:
@@ -390,6 +407,21 @@ class _Attempt:
                 self.verification = verifier.verify(self._products)
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
+
+    def build_for_timing(self) -> None:
+        """Build what passed before. Raises Refusal."""
+        kitchen = self._module() if self.candidate.language == "module" else self._kitchen()
+        self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
+        if isinstance(kitchen, Workshop):
+            kitchen.open(self._products[0])
+
+    def beside(self, workload: str) -> Incumbent | None:
+        """This attempt's product for ``workload``, as another's incumbent; None for calls that move gigabytes, of
+        which a device may not hold two."""
+        product = next((p for p in self._products if p.workload.name == workload), None)
+        if product is None or product.workload.input_bytes + product.workload.output_bytes > BIG_CALL_BYTES:
+            return None
+        return Incumbent(product, self._worker_of)
 
     def _kitchen(self) -> Kitchen:
         host = self.evaluator
@@ -463,6 +495,12 @@ class _Attempt:
         host, known = self.evaluator, self.evaluator._about(self.target)
         host.baselines(self.target)
         timed, notes, disturbed = [], [], False
+        if self.incumbent is not None:
+            try:
+                with host.lease.work():
+                    self.incumbent.build_for_timing()
+            except Refusal as refusal:
+                notes.append(f"the incumbent could not be built again: {refusal.reason}")
         for product in self._products:
             with known.lock:
                 rotation = host._rotation(self.target, known, product.workload)
@@ -509,8 +547,10 @@ class _Attempt:
             pace=host._pace(len(self._products)),
             flush_bytes=host._flush_bytes,
             hang_limit_s=host.hang_limit_s(alone),
+            incumbent=self.incumbent.beside(product.workload.name) if self.incumbent is not None else None,
         )
         blocks = sitting.measure()
+        self._lag = max(self._lag, sitting.lag)
         if sitting.own_share is not None:
             self._own_share = min(sitting.own_share, self._own_share or 1.0)
         if not blocks:
@@ -538,6 +578,9 @@ class _Attempt:
             if result.roofline_ns is not None and result.candidate.median_ns < result.roofline_ns:
                 notes.append(f"{result.workload}: faster than the roofline's estimate; why is not known")
         compiled = [r.vs_compile for r in timed if r.vs_compile is not None]
+        raced = [r.vs_incumbent for r in timed if r.vs_incumbent is not None]
+        if self._lag > 1.0:
+            notes.append(f"new values took {self._lag:.2f}x as long as values seen before: timed as on new values")
         if self._foreign > statistics.FOREIGN:
             notes.append(f"other processes kept the cores busy: somebody waited {self._foreign:.0%} of the time")
         return Timing(
@@ -548,6 +591,7 @@ class _Attempt:
             workloads=tuple(timed),
             note="; ".join(notes),
             own_share=self._own_share,
+            vs_incumbent=statistics.combine(raced) if len(raced) == len(timed) else None,
         )
 
 

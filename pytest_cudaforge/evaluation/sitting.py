@@ -39,7 +39,7 @@ from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.plan import LibraryCall
 from pytest_cudaforge.records import Sample, Status, Target, WorkloadFacts, WorkloadTiming, to_json
 
-__all__ = ["Pace", "Rotation", "Sitting", "open_rotation"]
+__all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "open_rotation"]
 
 #: Buffers a sitting may rotate over, and how much memory they may take.
 _MAX_FRAMES = 32
@@ -95,10 +95,19 @@ def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
+class Incumbent:
+    """Another candidate of the same target and workload, to be timed beside the one in question."""
+
+    product: Product
+    worker_of: Callable[[Product], Worker]
+
+
+@dataclass(frozen=True)
 class _Table:
     """One product and the arena it works on: everything of a sitting that outlives its workers."""
 
     product: Product
+    worker_of: Callable[[Product], Worker]
     layout: CallLayout
     bench: int
     arena: ExportedArena
@@ -119,7 +128,7 @@ class Sitting:
         pace: Pace,
         flush_bytes: int,
         hang_limit_s: float,
-        incumbent: Product | None = None,
+        incumbent: Incumbent | None = None,
     ) -> None:
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.incumbent = incumbent
@@ -139,8 +148,10 @@ class Sitting:
         blocks: list[Block] = []
         try:
             with contextlib.ExitStack() as stack:
-                table = stack.enter_context(self._table(self.product))
-                beside = stack.enter_context(self._table(self.incumbent)) if self.incumbent is not None else None
+                table = stack.enter_context(self._table(self.product, self.worker_of))
+                beside = None
+                if self.incumbent is not None:
+                    beside = stack.enter_context(self._table(self.incumbent.product, self.incumbent.worker_of))
                 deadline = time.monotonic() + self.pace.budget_s
                 for process in range(self.pace.processes):
                     left = self.pace.processes - process
@@ -154,14 +165,14 @@ class Sitting:
         return tuple(slowed(block, "candidate", self.lag) for block in quiet_blocks(blocks))
 
     @contextlib.contextmanager
-    def _table(self, product: Product) -> Iterator[_Table]:
+    def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[_Table]:
         """``product``'s arena with values in every frame, for as long as the sitting lasts."""
         layout = call_layout(product.traced, frames=self.rotation.frames)
         bench, arena = self.oracle.open_bench(self.target, product.workload.name, "", layout.data)
         try:
             for frame in range(self.rotation.frames):
                 self.oracle.fill(bench, frame, TrialCase(random.SystemRandom().getrandbits(62)), 0)
-            yield _Table(product, layout, bench, arena)
+            yield _Table(product, worker_of, layout, bench, arena)
         finally:
             arena.close()
             self.oracle.close_bench(bench)
@@ -169,7 +180,7 @@ class Sitting:
     @contextlib.contextmanager
     def _seated(self, table: _Table) -> Iterator[Party]:
         """A fresh worker at ``table``, ready to be timed; on the CPU it is stopped."""
-        with self.worker_of(table.product) as worker:
+        with table.worker_of(table.product) as worker:
             worker.attach(0, table.arena)
             if table.product.traced.prepare is not None:
                 worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
