@@ -222,6 +222,7 @@ class Bench:
         found += self._held_changed(frame)
         expected = self._expectation(frame)
         found += self._inputs_changed(frame, expected)
+        found += self._others_changed(frame, expected)
         judgements = []
         for path, value in expected.reference.items():
             judgement = self._judge_leaf(path, outputs, private, value, expected)
@@ -306,6 +307,17 @@ class Bench:
             elif not _same_bytes(now, value):
                 found.append(Mismatch(path, "mutation", f"{path} was changed; the reference does not change it"))
         return found
+
+    def _others_changed(self, frame: int, expected: _Expected) -> Iterator[Mismatch]:
+        """A write that leaps over a red zone may land in the inputs of a call that is not this one's."""
+        for number, other in self.frames.items():
+            for path, value in other.inputs.items() if number != frame else ():
+                region = f"f{number}/input/{path}"
+                if f"input/{path}" in expected.mutated or region not in self.regions or not isinstance(value, Tensor):
+                    continue
+                if not _same_bytes(region_view(self.bytes, self.regions[region][0], self.specs[region]), value):
+                    detail = f"{path} of another call was changed: memory far out of bounds was written"
+                    yield Mismatch(path, "redzone", detail)
 
     def _kept(self, frame: int) -> tuple[str, ...]:
         case = self.frames[frame].case

@@ -2,13 +2,15 @@
 
 Contract trials run in one fresh worker, in an order that makes each of them prove two things: the frames alternate
 (new pointers), the values change at repeated pointers, a value returns at other pointers, outputs of the call before
-must survive the next call, and the poison alternates between two patterns.
+must survive the next call, and the poison alternates between two patterns. Which values come when is drawn afresh, so
+that no kernel knows a trial by its number; the last one comes after many calls, at pointers never seen before.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +25,29 @@ __all__ = ["CallLayout", "Trial", "call_layout", "contract_trials", "output_leav
 BIG_CALL_BYTES = 1 << 30
 FAMILIES = ("normal", "uniform", "shifted", "large", "sparse", "integer")
 REDZONE_BYTES = 256
+AGAIN = "drawn again"
+#: Calls before the last trial, at least and at most: more than anybody would guess that a check takes.
+CALLS_BEFORE = (64, 2048)
+#: The frame of that trial: no call has seen its pointers.
+_NEW_FRAME = 2
+_CHANCE = secrets.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One call of the candidate: which values, in which frame, over which poison."""
+    """One call of the candidate: which values, in which frame, over which poison.
+
+    ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
+    frame are held, to be compared once more).
+    """
 
     name: str
     case: TrialCase
     frame: int
     poison: int
     zones: bool = True
+    calls_before: int = 0
+    frame_before: int = 0
 
 
 def contract_trials(
@@ -49,17 +63,35 @@ def contract_trials(
     cases += [(f"drawn {i + 1}", TrialCase(secrets.randbits(62), "drawn", _seed())) for i in range(1, drawn)]
     if not big:
         # The values of the first case at the other frame's pointers.
-        cases.append(("drawn again", cases[0][1]))
+        cases.append((AGAIN, cases[0][1]))
     families = _families(facts, structures)
     for family in families[:3] if big else families:
         cases.append((family, TrialCase(secrets.randbits(62), family, _seed())))
-    frames = 1 if big else 2
-    return tuple(Trial(name, case, _frame(i, frames), i % 2) for i, (name, case) in enumerate(cases))
+    if big:
+        return tuple(Trial(name, case, 0, i % 2) for i, (name, case) in enumerate(cases))
+    ordered = _shuffled(cases)
+    found = [Trial(name, case, _frame(i), i % 2) for i, (name, case) in enumerate(ordered)]
+    family = _CHANCE.choice(families) if families else "drawn"
+    late = TrialCase(secrets.randbits(62), family, _seed())
+    calls = _CHANCE.randint(*CALLS_BEFORE)
+    before = 1 - found[-1].frame
+    return (*found, Trial("after many calls", late, _NEW_FRAME, len(found) % 2, True, calls, before))
 
 
-def _frame(index: int, frames: int) -> int:
+def _shuffled(cases: Sequence[tuple[str, TrialCase]]) -> list[tuple[str, TrialCase]]:
+    """The first case first, the others in a secret order; what comes twice comes at the other frame again."""
+    rest = list(cases[1:])
+    _CHANCE.shuffle(rest)
+    ordered = [cases[0], *rest]
+    again = next(i for i, (name, _) in enumerate(ordered) if name == AGAIN)
+    elsewhere = _CHANCE.choice([i for i in range(len(ordered)) if _frame(i) != _frame(0)])
+    ordered[again], ordered[elsewhere] = ordered[elsewhere], ordered[again]
+    return ordered
+
+
+def _frame(index: int) -> int:
     # 0 1 1 0 0 1 1 0: every second step keeps the pointers and changes the values.
-    return ((index + 1) // 2) % 2 if frames == 2 else 0
+    return ((index + 1) // 2) % 2
 
 
 def _seed() -> int:
@@ -90,6 +122,18 @@ class CallLayout:
     def bindings(self, frame: int, slot: int = 0) -> list[tuple[int, int]]:
         """(slot, byte offset) of every buffer of the main plan in ``frame``."""
         return [(slot, self.offsets[region] + shift) for region, shift in self.main[frame]]
+
+    def sealed_bindings(
+        self, frame: int, slot: int, sealed_slot: int, written: AbstractSet[str]
+    ) -> list[tuple[int, int]]:
+        """As :meth:`bindings`, with inputs, state and prepared values under ``sealed_slot`` but for those ``written``
+        by the reference ("input/<path>", "state/<path>")."""
+        found = []
+        for region, shift in self.main[frame]:
+            name = region.partition("/")[2] if region.startswith("f") else region
+            sealed = name.startswith(("input/", "state/", "prepared/")) and name not in written
+            found.append((sealed_slot if sealed else slot, self.offsets[region] + shift))
+        return found
 
     def prepare_bindings(self, slot: int = 0) -> list[tuple[int, int]]:
         return [(slot, self.offsets[region] + shift) for region, shift in self.prepare]

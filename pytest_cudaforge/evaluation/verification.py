@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from pytest_cudaforge.errors import LaunchFailure, Unsupported, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.errors import (
+    ForgeError,
+    LaunchFailure,
+    Unsupported,
+    WorkerCrash,
+    WorkerFailure,
+    WorkerTimeout,
+)
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import (
     BIG_CALL_BYTES,
@@ -20,7 +29,8 @@ from pytest_cudaforge.evaluation.cases import (
 )
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
 from pytest_cudaforge.evaluation.module_plan import judged_plan
-from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
+from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import Binary
@@ -41,6 +51,10 @@ __all__ = ["Verifier"]
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 4
+#: How long the unchecked calls before a trial may take.
+_CALLS_BEFORE_S = 0.1
+#: Where a worker has the arena once more, read-only.
+_SEALED_SLOT = 2
 #: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
 
@@ -135,6 +149,7 @@ class Verifier:
             if failed:
                 raise self._refusal(failed)
             if not _is_big(product.workload):
+                self._check_sealed(product, run, trials[-1])
                 self._probe_misaligned(product, run.worker)
 
     def _require_room(self, product: Product, layout: CallLayout) -> None:
@@ -156,6 +171,23 @@ class Verifier:
         except (WorkerFailure, LaunchFailure) as error:
             raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
 
+    def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
+        """Once more with inputs, parameters and prepared values mapped read-only, where host code is the candidate's:
+        a kernel that writes them and puts the old bytes back shows in no comparison."""
+        if self.kitchen.device.kind != "cpu" or isinstance(run.worker, ModuleWorker):
+            return
+        trial = replace(last, name="sealed inputs", case=replace(last.case, seed=secrets.randbits(62)), calls_before=0)
+        run.seal(self.oracle.mutates(self.target, product.workload.name))
+        try:
+            self._findings.cases.append(run.case(product.workload.name, trial, contract=True))
+        except WorkerCrash as error:
+            reason = f"a call writes to its inputs, parameters or prepared values, and may put the old back: {error}"
+            raise self._broken(product, trial, Status.REJECTED, ForgeError(reason)) from error
+        except (WorkerFailure, LaunchFailure) as error:
+            raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+        if not self._findings.cases[-1].passed:
+            raise self._refusal(self._findings.cases[-1:])
+
     def _broken(self, product: Product, trial: Trial, status: Status, error: Exception) -> Refusal:
         result = CaseResult(product.workload.name, trial.name, True, False, None, None, (), note=str(error))
         self._findings.cases.append(result)
@@ -171,7 +203,7 @@ class Verifier:
         try:
             worker = worker or self._started(product)
             worker.attach(slot, arena)
-            yield _Run(self, product, layout, bench, worker, slot)
+            yield _Run(self, product, layout, bench, arena, worker, slot)
         except (LaunchFailure, WorkerFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, str(error), verification=self._findings.verification) from error
         finally:
@@ -294,21 +326,55 @@ class _Run:
     """One worker on one bench."""
 
     def __init__(
-        self, verifier: Verifier, product: Product, layout: CallLayout, bench: int, worker: Worker, slot: int
+        self,
+        verifier: Verifier,
+        product: Product,
+        layout: CallLayout,
+        bench: int,
+        arena: ExportedArena,
+        worker: Worker,
+        slot: int,
     ) -> None:
         self.verifier, self.product, self.layout = verifier, product, layout
-        self.bench, self.worker, self.slot = bench, worker, slot
+        self.bench, self.arena, self.worker, self.slot = bench, arena, worker, slot
         self._weights: int | None = -1
+        self._sealed: tuple[int, frozenset[str]] | None = None
+
+    def seal(self, written: frozenset[str]) -> None:
+        """From now on the worker has all but outputs, scratch and what the reference writes read-only."""
+        # A description that was opened read-only cannot be mapped writable, nor made so later.
+        fd = os.open(f"/proc/self/fd/{self.arena.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.worker.attach(_SEALED_SLOT, ExportedArena(fd, self.arena.nbytes), readonly=True)
+        finally:
+            os.close(fd)
+        self._sealed = (_SEALED_SLOT, written)
+
+    def _bindings(self, frame: int) -> list[tuple[int, int]]:
+        if self._sealed is None:
+            return self.layout.bindings(frame, self.slot)
+        return self.layout.sealed_bindings(frame, self.slot, *self._sealed)
+
+    def _call_often(self, frame: int, calls: int) -> None:
+        """``calls`` calls in ``frame``, fewer where they take long; nobody looks at their outputs."""
+        limit_s = self.verifier.hang_limit_s
+        sets = [self._bindings(frame)]
+        began = time.monotonic()
+        self.worker.run_many(sets, 1, timeout_s=limit_s)
+        once_s = max(time.monotonic() - began, 1e-6)
+        self.worker.run_many(sets, max(1, min(calls, int(_CALLS_BEFORE_S / once_s))), timeout_s=limit_s)
 
     def case(self, workload: str, trial: Trial, *, contract: bool) -> CaseResult:
         """Fill, run and judge one trial. Raises the worker's failures."""
         oracle, limit_s = self.verifier.oracle, self.verifier.hang_limit_s
+        if trial.calls_before:
+            self._call_often(trial.frame_before, trial.calls_before)
         oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
         if self.product.traced.prepare is not None and self._weights != trial.case.weights_seed:
             self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
             self._weights = trial.case.weights_seed
         plan = self.product.traced.main
-        returned = self.worker.run("main", self.layout.bindings(trial.frame, self.slot), timeout_s=limit_s)
+        returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s)
         if returned is not None:
             wrong = compare_structure(returned, self.product.workload)
             if wrong:

@@ -57,8 +57,31 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
 
 def test_seeds_are_fresh_every_time() -> None:
     first, second = (contract_trials(FACTS, WORKLOAD, {}) for _ in range(2))
-    assert len(first) == 6
+    assert len(first) == 7
     assert not {t.case.seed for t in first} & {t.case.seed for t in second}
+
+
+def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> None:
+    orders = set()
+    for _ in range(20):
+        trials = contract_trials(FACTS, WORKLOAD, {"0": "generic"})
+        orders.add(tuple(trial.name for trial in trials))
+        again = next(trial for trial in trials if trial.name == "drawn again")
+        assert (trials[0].name, trials[0].frame, again.frame) == ("drawn", 0, 1)
+        last = trials[-1]
+        assert last.frame not in {trial.frame for trial in trials[:-1]}
+        assert last.calls_before >= 64
+        # Those calls must leave the outputs alone that the trial before was judged by: they are compared again.
+        assert last.frame_before != trials[-2].frame
+    assert len(orders) > 1
+
+
+def test_sealed_bindings_leave_only_what_a_call_may_write() -> None:
+    layout = call_layout(TracedPlan(_plan()), frames=1)
+    assert [slot for slot, _ in layout.sealed_bindings(0, 0, 2, frozenset())] == [2, 2, 0, 0]
+    assert [slot for slot, _ in layout.sealed_bindings(0, 0, 2, {"state/weight"})] == [2, 0, 0, 0]
+    assert [slot for slot, _ in layout.sealed_bindings(0, 0, 2, {"input/0"})] == [0, 2, 0, 0]
+    assert [place for _, place in layout.sealed_bindings(0, 0, 2, set())] == [p for _, p in layout.bindings(0)]
 
 
 def test_restricted_and_structured_targets_are_only_drawn() -> None:
