@@ -16,13 +16,14 @@ from pytest_cudaforge import errors, languages, plan
 from pytest_cudaforge.errors import ForgeError, PlanError, SandboxError, WorkerCrash, WorkerProtocol
 from pytest_cudaforge.evaluation.channel import BUILDER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.languages import Binary, Unit
+from pytest_cudaforge.languages import Binary, Unit, extension
+from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text, request_to_text
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.runtime.signature import Signature
 
 __all__ = ["Builder", "serve"]
 
-_TRACE, _COMPILE = 1, 2
+_TRACE, _COMPILE, _EXTENSION = 1, 2, 3
 _OK, _REFUSED, _BROKEN, _FAULTED = range(4)
 #: Exit status of a child that ended by a traceback of our own code (see the fork server's outermost frame).
 _OWN_FAULT = 70
@@ -79,6 +80,16 @@ class Builder:
         asked = (language, arch, unit.constants, set(unit.kernels))
         if (binary.language, binary.arch, binary.constants, {k.expression for k in binary.kernels}) != asked:
             raise WorkerProtocol("the builder's binary is not the one asked for", phase="compiling")
+        return binary
+
+    def extension(self, request: ExtensionRequest, arch: str, *, timeout_s: float = 420) -> Binary:
+        """Compile and link a torch extension. Raises what :meth:`compile` does."""
+        payload = {"request": request_to_text(request), "arch": arch}
+        reply = self._ask("plain", _EXTENSION, payload, "building an extension", timeout_s)
+        try:
+            binary = languages.binary_from_bytes(reply.blob)
+        except ValueError as error:
+            raise WorkerProtocol(f"the builder's library is malformed: {error}", phase="building") from None
         return binary
 
     def _ask(self, kind: str, operation: int, payload: Any, phase: str, timeout_s: float) -> Reply:
@@ -142,7 +153,7 @@ def serve(channel: Channel) -> None:
     while True:
         request = channel.receive_request()
         try:
-            text, blob = _trace(request) if request.operation == _TRACE else ("", _compile(request))
+            text, blob = _answer(request)
         except ForgeError as error:
             channel.send_reply(request.nonce, _REFUSED, text=_describe(error))
         except (OSError, MemoryError, RecursionError) as error:
@@ -154,6 +165,17 @@ def serve(channel: Channel) -> None:
             channel.send_reply(request.nonce, _FAULTED, text=traceback.format_exc(limit=-8))
         else:
             channel.send_reply(request.nonce, _OK, text=text, blob=blob)
+
+
+def _answer(request: Request) -> tuple[str, bytes]:
+    if request.operation == _TRACE:
+        return _trace(request)
+    return "", _compile(request) if request.operation == _COMPILE else _extension(request)
+
+
+def _extension(request: Request) -> bytes:
+    asked = request_from_text(request.payload["request"])
+    return languages.binary_to_bytes(extension.build(asked, request.payload["arch"]))
 
 
 def _trace(request: Request) -> tuple[str, bytes]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_cudaforge.evaluation.cases import tree_leaves
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View
 from pytest_cudaforge.records import Mismatch, Status, Work, WorkloadFacts
 
-__all__ = ["compare_structure", "label_of", "status_of"]
+__all__ = ["CallProfile", "compare_structure", "label_of", "label_of_call", "status_of"]
 
 #: ATen operators that a kernel may well leave to a library: products, convolutions, attention and copies.
 _LIBRARY_OPS = frozenset(
@@ -26,10 +27,36 @@ _LIBRARY_OPS = frozenset(
         "conv1d",
         "conv2d",
         "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
         "convolution",
+        "_convolution",
+        "mkldnn_convolution",
+        "thnn_conv2d",
+        "_slow_conv2d_forward",
+        "slow_conv3d",
+        "slow_conv3d_forward",
+        "slow_conv_transpose2d",
+        "slow_conv_transpose3d",
+        "_nnpack_spatial_convolution",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+        "_conv_depthwise2d",
+        "mkldnn_linear",
+        "outer",
+        "ger",
+        "addr",
+        "addbmm",
+        "chain_matmul",
+        "vdot",
+        "inner",
+        "tensordot",
         "scaled_dot_product_attention",
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_attention_math",
         "clone",
         "copy_",
         "contiguous",
@@ -133,7 +160,65 @@ def label_of(plan: LaunchPlan, own_share: float | None = None) -> Work:
     return "mixed" if 1.0 - own_share > _MIXED_SHARE else "kernel"
 
 
+#: ATen operators that hand out memory, look at it another way or fill it with one number: no work of anybody's.
+_FREE_OPS = frozenset(
+    [
+        *("empty", "empty_like", "empty_strided", "new_empty", "resize_", "set_", "zeros", "zeros_like", "new_zeros"),
+        *("zero_", "fill_", "full", "full_like", "ones", "ones_like", "scalar_tensor", "item", "_local_scalar_dense"),
+        *("view", "view_as", "_unsafe_view", "_reshape_alias", "reshape", "as_strided", "alias", "detach", "flatten"),
+        *("t", "transpose", "permute", "expand", "expand_as", "squeeze", "unsqueeze", "slice", "select", "narrow"),
+        *("split", "chunk", "unbind", "unfold", "movedim", "swapaxes", "numpy_T", "lift_fresh", "to", "is_nonzero"),
+        *("resolve_conj", "resolve_neg", "is_contiguous", "size", "stride", "numel", "broadcast_to", "contiguous"),
+        *("unflatten", "data", "requires_grad_", "is_pinned", "pin_memory", "detach_", "diagonal", "real", "type_as"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class CallProfile:
+    """What ran in some calls of a module: ns of its own functions, and (name, ns) of ATen operators by kind.
+
+    ``host_ns`` is time in no operator and no function of its own, above what calling them takes.
+    """
+
+    own_calls: int
+    own_ns: int
+    operators: tuple[tuple[str, int], ...]
+    host_ns: int = 0
+
+    @property
+    def library(self) -> tuple[tuple[str, int], ...]:
+        return tuple((name, ns) for name, ns in self.operators if _is_library(name))
+
+    @property
+    def general(self) -> tuple[tuple[str, int], ...]:
+        host = (("host code outside torch", self.host_ns),) if self.host_ns else ()
+        free = _FREE_OPS | _LIBRARY_OPS
+        return (*((name, ns) for name, ns in self.operators if _bare_name(name) not in free), *host)
+
+    @property
+    def total_ns(self) -> int:
+        return self.own_ns + sum(ns for _, ns in (*self.library, *self.general))
+
+    @property
+    def own_share(self) -> float:
+        return self.own_ns / self.total_ns if self.total_ns and self.own_calls else 0.0
+
+
+def label_of_call(profile: CallProfile) -> Work:
+    """What kind of work a module's call does, from what ran in it."""
+    general = sum(ns for _, ns in profile.general)
+    if not profile.own_calls:
+        return "rewrite" if general or not profile.library else "library"
+    if profile.own_share < _LIBRARY_SHARE:
+        return "rewrite" if general > _MIXED_SHARE * profile.total_ns else "library"
+    return "mixed" if general > _MIXED_SHARE * profile.total_ns else "kernel"
+
+
 def _is_library(op: str) -> bool:
+    return _bare_name(op) in _LIBRARY_OPS
+
+
+def _bare_name(op: str) -> str:
     parts = op.replace("::", ".").split(".")
-    name = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]
-    return name in _LIBRARY_OPS
+    return parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]

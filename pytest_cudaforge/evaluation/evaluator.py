@@ -23,8 +23,8 @@ from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.contract import label_of
-from pytest_cudaforge.evaluation.extensions import ExtensionRequest
 from pytest_cudaforge.evaluation.module_building import Workshop
+from pytest_cudaforge.evaluation.module_work import Workbench, least_own
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
@@ -44,8 +44,9 @@ from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.hardware import roofline
-from pytest_cudaforge.languages import Binary
-from pytest_cudaforge.languages.cache import BuildCache
+from pytest_cudaforge.languages import Binary, Unit, extension
+from pytest_cudaforge.languages.cache import BuildCache, build_key
+from pytest_cudaforge.languages.extension import ExtensionRequest
 from pytest_cudaforge.lease import DeviceLease
 from pytest_cudaforge.records import (
     Baseline,
@@ -333,8 +334,25 @@ class Evaluator:
             compile_=functools.partial(self._extension, fresh),
         )
 
-    def _extension(self, fresh: bool, request: ExtensionRequest) -> Binary:
-        raise BuildFailure("extensions cannot be built yet")
+    def _extension(self, fresh: bool, request: ExtensionRequest) -> tuple[Binary, bool]:
+        """Build an extension, or take it from the cache: only this process writes there, and what is stored depends on
+        sources, flags and toolchain alone. Raises BuildFailure and the builder's failures."""
+        arch = self.settings.arch or self.device.arch
+        key = build_key(request.key, Unit((), ()), extension.fingerprint(arch, request.with_cuda), arch)
+        known = None if fresh else self._cache.get(key)
+        if isinstance(known, BuildFailure):
+            raise known
+        if known is not None:
+            return known, True
+        try:
+            built: Binary | BuildFailure = self._servers.builder().extension(request, arch)
+        except BuildFailure as error:
+            built = error
+        if not fresh:
+            self._cache.put(key, built)
+        if isinstance(built, BuildFailure):
+            raise built
+        return built, False
 
     def worker_of(self, candidate: Candidate, product: Product) -> Worker:
         """A fresh worker with the product loaded. Raises the worker's failures."""
@@ -399,12 +417,13 @@ class _Attempt:
             try:
                 self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
                 if isinstance(kitchen, Workshop):
-                    self._label_module(kitchen)
-                else:
-                    self.build = kitchen.build
+                    self._workbench(kitchen, self._products[0]).open()
+                self.build = kitchen.build
+                if not isinstance(kitchen, Workshop):
                     self._label(None)
-                verifier = self._verifier(kitchen)
-                self.verification = verifier.verify(self._products)
+                self.verification = self._verifier(kitchen).verify(self._products)
+                if isinstance(kitchen, Workshop):
+                    self._label_module(kitchen)
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
 
@@ -413,7 +432,7 @@ class _Attempt:
         kitchen = self._module() if self.candidate.language == "module" else self._kitchen()
         self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
         if isinstance(kitchen, Workshop):
-            kitchen.open(self._products[0])
+            self._workbench(kitchen, self._products[0]).open()
 
     def beside(self, workload: str) -> Incumbent | None:
         """This attempt's product for ``workload``, as another's incumbent; None for calls that move gigabytes, of
@@ -439,13 +458,18 @@ class _Attempt:
         return self._workshop
 
     def _label_module(self, workshop: Workshop) -> None:
-        """Start the candidate for the first time, see what runs in a call, and name the work."""
-        workshop.open(self._products[0])
-        self.build = workshop.build
+        """See what runs in a call of each workload, name the work and refuse what is not allowed."""
+        found = least_own([self._workbench(workshop, product).work() for product in self._products])
+        self._own_share = found.share
+        self._require_allowed(found.work, found.detail)
 
     def _require_language(self) -> None:
         language = self.candidate.language
         wanted = "cuda" if self.evaluator.kind == "cuda" else "cpp"
+    def _workbench(self, workshop: Workshop, product: Product) -> Workbench:
+        host = self.evaluator
+        return Workbench(workshop, host.oracle, self.target, product, host.hang_limit_s(self._slowest()))
+
         if language in ("cpp", "cuda") and language != wanted:
             raise ConfigError(
                 f"a {language} candidate cannot run on {self.evaluator.settings.device}",
@@ -479,13 +503,15 @@ class _Attempt:
         """Name the work done, over all workloads the least own; refuse what is not allowed."""
         order: tuple[Work, ...] = ("kernel", "mixed", "library", "rewrite")
         labels = [label_of(product.traced.main, own_share) for product in self._products]
-        work: Work = max(labels, key=order.index)
+        self._require_allowed(max(labels, key=order.index))
+
+    def _require_allowed(self, work: Work, detail: str = "") -> None:
         self.work = work
         allowed = {"kernel", *(self.evaluator.settings.allow or self.facts.allow)}
         if work not in allowed:
             raise Refusal(
                 Status.REJECTED,
-                f"the work is labelled {work!r}: {_WHY[work]}; allowed here: {', '.join(sorted(allowed))}",
+                f"the work is labelled {work!r}: {detail or _WHY[work]}; allowed here: {', '.join(sorted(allowed))}",
             )
 
     # -- timing
@@ -512,7 +538,7 @@ class _Attempt:
             timed.append(result)
             notes += [f"{product.workload.name}: {note}"] if note else []
         self.timing = self._verdict(timed, notes, disturbed)
-        if self._own_share is not None:
+        if self._own_share is not None and self._workshop is None:
             self._label(self._own_share)
 
     def _timed(self, product: Product, rotation: Rotation, known: _Known) -> tuple[WorkloadTiming, str]:

@@ -8,85 +8,40 @@ on sources and flags alone, so a candidate can poison no cache.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import importlib.machinery
 import importlib.util
-import json
+import time
+import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerProtocol
+from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text, request_to_text
 
 __all__ = ["MAX_EXTENSIONS", "NEVER", "ExtensionRequest", "NeedsBuild", "decode_request", "install", "missing"]
 
 MAX_EXTENSIONS = 8
-MAX_SOURCE_BYTES = 4 << 20
-_MAX_FLAGS = 64
-_MAX_FLAG_CHARS = 1000
 
 
-@dataclass(frozen=True)
-class ExtensionRequest:
-    """One extension: ``sources`` are (file name, text), complete with the headers and bindings torch would add."""
-
-    name: str
-    sources: tuple[tuple[str, str], ...]
-    cflags: tuple[str, ...] = ()
-    cuda_cflags: tuple[str, ...] = ()
-    ldflags: tuple[str, ...] = ()
-    with_cuda: bool = False
-    python_module: bool = True
-
-    @property
-    def key(self) -> str:
-        """sha256 over everything it depends on but the compiler."""
-        return hashlib.sha256(encode_request(self).encode()).hexdigest()
-
-
-class NeedsBuild(Exception):
+class NeedsBuild(LaunchFailure):
     """An extension was asked for that the worker does not have."""
 
     def __init__(self, request: ExtensionRequest) -> None:
         self.request = request
-        super().__init__(f"extension {request.name} is not built yet")
-
-
-def encode_request(request: ExtensionRequest) -> str:
-    return json.dumps({name: getattr(request, name) for name in sorted(request.__dataclass_fields__)})
+        super().__init__(
+            f"extension {request.name} is asked for after the first call",
+            expected="load_inline at import, in the constructor or in the first call",
+        )
 
 
 def decode_request(text: str) -> ExtensionRequest:
-    """The inverse of :func:`encode_request`; ``text`` is untrusted. Raises WorkerProtocol."""
+    """What a worker asks for; ``text`` is untrusted. Raises WorkerProtocol."""
     try:
-        data = json.loads(text)
-        if not isinstance(data, dict) or set(data) != set(ExtensionRequest.__dataclass_fields__):
-            raise ValueError("the fields are not those of a request")
-        sources = tuple((_text(name, 200), _text(source, MAX_SOURCE_BYTES)) for name, source in data["sources"])
-        if not 0 < len(sources) <= 32 or len({name for name, _ in sources}) != len(sources):
-            raise ValueError("no sources, too many, or two of one name")
-        if any("/" in name or name.startswith(".") for name, _ in sources):
-            raise ValueError("a source's name is a path")
-        name = _text(data["name"], 100)
-        if not name.isidentifier():
-            raise ValueError(f"{name!r} is no module name")
-        flags = (_flags(data["cflags"]), _flags(data["cuda_cflags"]), _flags(data["ldflags"]))
-        return ExtensionRequest(name, sources, *flags, bool(data["with_cuda"]), bool(data["python_module"]))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return request_from_text(text)
+    except ValueError as error:
         raise WorkerProtocol(f"a request for an extension is malformed: {error}", phase="start") from None
-
-
-def _text(value: Any, limit: int) -> str:
-    if not isinstance(value, str) or len(value) > limit:
-        raise ValueError(f"a text is missing or longer than {limit} characters")
-    return value
-
-
-def _flags(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MAX_FLAGS:
-        raise ValueError("flags are no list, or too many")
-    return tuple(_text(flag, _MAX_FLAG_CHARS) for flag in value)
 
 
 # -- in the child ----------------------------------------------------------------------------------------------
@@ -105,11 +60,11 @@ class _Registry:
     def __init__(self) -> None:
         self.folder = Path("/tmp")
         self.libraries: Mapping[str, bytes] = {}
-        self.sabotage = ""
+        #: "" | "watch" | "raise" | "garbage": what own functions do beside, or instead of, their work
+        self.mode = ""
         self.loaded: dict[str, Any] = {}
         self.missing: str | None = None
-        #: Names under which own functions appear in a profile, and how often each was called.
-        self.calls: dict[str, int] = {}
+        self.own_calls = 0
 
 
 _registry = _Registry()
@@ -121,11 +76,11 @@ def missing() -> str | None:
     return found
 
 
-def install(folder: Path, libraries: Mapping[str, bytes], sabotage: str) -> None:
+def install(folder: Path, libraries: Mapping[str, bytes], mode: str) -> None:
     """Put the finished libraries where this process looks for them and replace torch's two functions."""
     import torch.utils.cpp_extension as torch_extension
 
-    _registry.folder, _registry.libraries, _registry.sabotage = folder, libraries, sabotage
+    _registry.folder, _registry.libraries, _registry.mode = folder, libraries, mode
     torch_extension.load_inline = load_inline
     torch_extension.load = load
 
@@ -220,7 +175,7 @@ def _found(request: ExtensionRequest) -> Any:
         return _registry.loaded[key]
     library = _registry.libraries.get(key)
     if library is None:
-        _registry.missing = _registry.missing or encode_request(request)
+        _registry.missing = _registry.missing or request_to_text(request)
         raise _Never
     path = _registry.folder / f"{key[:16]}-{request.name}.so"
     path.write_bytes(library)
@@ -232,6 +187,8 @@ def _loaded(request: ExtensionRequest, path: Path) -> Any:
     if not request.python_module:
         import torch
 
+        if _registry.mode == "raise":
+            return str(path)  # its operators do not exist: calling one raises
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         return str(path)
     loader = importlib.machinery.ExtensionFileLoader(request.name, str(path))
@@ -240,8 +197,142 @@ def _loaded(request: ExtensionRequest, path: Path) -> Any:
         raise LaunchFailure(f"extension {request.name} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    return module
+    return module if not _registry.mode else _changed(module)
 
 
-def profiled(call: Callable[[], Any], calls: int, device: Any) -> Any:
-    raise NotImplementedError
+# -- watching and sabotage ---------------------------------------------------------------------------------------
+
+_OWN = "forge_own::"
+#: Namespaces of operators that come with torch.
+_TORCH_NAMESPACES = (
+    "aten",
+    "prim",
+    "prims",
+    "profiler",
+    "inductor",
+    "quantized",
+    "mkldnn",
+    "onednn",
+    "_c10d_functional",
+)
+
+
+def _changed(module: Any) -> Any:
+    """A module with the same names whose functions are watched, raise or give garbage, as the mode says."""
+    changed = types.ModuleType(module.__name__, module.__doc__)
+    for name, value in vars(module).items():
+        if not name.startswith("__"):
+            setattr(changed, name, _function(name, value) if callable(value) else value)
+    return changed
+
+
+def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        _registry.own_calls += 1
+        with torch.profiler.record_function(_OWN + name):
+            return function(*args, **kwargs)
+
+    def raising(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"{name} was switched off")
+
+    def garbling(*args: Any, **kwargs: Any) -> Any:
+        return _garbled(function, args, kwargs)
+
+    return {"watch": watched, "raise": raising, "garbage": garbling}[_registry.mode]
+
+
+def _garbled(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What ``function`` returns on copies of its arguments, with other values: garbage, and nothing written."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    copies: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        copy = value.clone(memory_format=torch.preserve_format)
+        copies[copy.data_ptr()] = value
+        return copy
+
+    def garbage(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        original = copies.get(value.data_ptr())
+        if original is not None and original.shape == value.shape:
+            return original  # it writes in place and returns its argument
+        if value.is_floating_point() or value.is_complex():
+            return torch.randn_like(value)
+        return torch.zeros_like(value) if value.dtype == torch.bool else torch.randint_like(value, 0, 2)
+
+    return tree_map(garbage, function(*tree_map(copied, args), **tree_map(copied, kwargs)))
+
+
+def is_own_operator(name: str) -> bool:
+    """Does an operator's profile name ("space::name") belong to an extension?"""
+    space, found, _ = name.partition("::")
+    return bool(found) and space not in _TORCH_NAMESPACES and space.isidentifier()
+
+
+def sabotaged_operators() -> Any:
+    """A context in which operators of extensions (TORCH_LIBRARY) give garbage, where the mode says so."""
+    if _registry.mode != "garbage":
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Garbling(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if is_own_operator(getattr(func, "namespace", "aten") + "::"):
+                return _garbled(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    return Garbling()  # type: ignore[no-untyped-call]
+
+
+def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
+    """What runs in ``calls`` calls: ns of own functions and of torch's operators, and the wall time beside it."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] if cuda else []
+    began = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    if cuda:
+        torch.cuda.synchronize()
+    wall_ns = time.perf_counter_ns() - began
+    _registry.own_calls = 0
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(calls):
+            call()
+        if cuda:
+            torch.cuda.synchronize()
+    return _summary(profile, wall_ns, cuda)
+
+
+def _summary(profile: Any, wall_ns: int, cuda: bool) -> dict[str, Any]:
+    own_ns, own_calls, device_ns = 0.0, _registry.own_calls, 0.0
+    operators: dict[str, float] = {}
+    for event in profile.key_averages():
+        on_device = cuda and str(event.device_type).endswith("CUDA")
+        if on_device:
+            device_ns += event.self_device_time_total * 1e3
+            continue
+        ns = (event.self_device_time_total if cuda else event.self_cpu_time_total) * 1e3
+        if event.key.startswith(_OWN) or is_own_operator(event.key):
+            own_ns += ns
+            own_calls += 0 if event.key.startswith(_OWN) else event.count
+        elif event.key.startswith("aten::"):
+            operators[event.key] = operators.get(event.key, 0.0) + ns
+    if cuda:
+        # Kernels that no operator of torch's launched are the candidate's: Triton's are, too.
+        own_ns = max(own_ns, device_ns - sum(operators.values()))
+        own_calls = max(own_calls, int(own_ns > 0))
+    return {
+        "own_calls": own_calls,
+        "own_ns": int(own_ns),
+        "operators": [[name, int(ns)] for name, ns in operators.items()],
+        "wall_ns": wall_ns,
+    }

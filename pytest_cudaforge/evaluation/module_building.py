@@ -9,17 +9,19 @@ from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure, ForgeError, LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
-from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, ExtensionRequest, NeedsBuild
+from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import matched_state, plan_of_call, state_specs
 from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.languages.extension import ExtensionRequest
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.records import Build, Candidate, DeviceFacts, Status, Target, TargetFacts, WorkloadFacts
 
 __all__ = ["Workshop"]
 
-Compile = Callable[[ExtensionRequest], Binary]
+#: Gives the library and whether it was there already.
+Compile = Callable[[ExtensionRequest], tuple[Binary, bool]]
 
 
 class Workshop:
@@ -87,10 +89,6 @@ class Workshop:
 
     # -- workers
 
-    def open(self, product: Product) -> None:
-        """Import and construct the candidate for the first time, building what it asks for on the way."""
-        self.start(product).close()
-
     def start(self, product: Product, sabotage: str = "") -> ModuleWorker:
         """A fresh worker with the candidate constructed. Raises Refusal, WorkerFailure or LaunchFailure."""
         while True:
@@ -116,6 +114,8 @@ class Workshop:
                 self._torch_device,
                 timeout_s=self._start_limit_s,
             )
+        except NeedsBuild:
+            raise
         except BuildFailure as error:
             raise Refusal(Status.BUILD_ERROR, str(error), build=self.build) from error
         except LaunchFailure as error:
@@ -134,9 +134,10 @@ class Workshop:
             raise Refusal(Status.REJECTED, reason, build=self.build)
         began = time.perf_counter()
         try:
-            binary = self._compile(request)
+            binary, known = self._compile(request)
         except BuildFailure as error:
             self._logs.append(error.log)
+            self.cached = False
             self.seconds += time.perf_counter() - began
             raise Refusal(Status.BUILD_ERROR, str(error), build=self.build) from error
         except WorkerTimeout as error:
@@ -145,6 +146,7 @@ class Workshop:
             reason = f"the compiler's process failed: {error}"
             raise Refusal(Status.BUILD_ERROR, reason, build=self.build) from error
         self.seconds += time.perf_counter() - began
+        self.cached = self.cached and known
         self._logs.append(binary.log)
         self._libraries[request.key] = binary.code
         self.extensions = (*self.extensions, request.name)

@@ -33,6 +33,7 @@ from pytest_cudaforge.evaluation import extensions
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, driver_of
 from pytest_cudaforge.evaluation.channel import Channel, Reply, ReplyCaps, Request
 from pytest_cudaforge.evaluation.child import Child
+from pytest_cudaforge.evaluation.contract import CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
 from pytest_cudaforge.evaluation.worker import Binding, Which, Worker
@@ -50,6 +51,8 @@ _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=0)
 _CLASS_NAME = "ModelNew"
 _MAX_FRAMES = 8
 _MAX_ERROR_CHARS = 4000
+#: What the host code of a few calls may take beside what it calls before it counts as work.
+_HOST_NS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class ModuleWorker(Worker):
         self._plan: LaunchPlan | None = None
         self._workload: WorkloadFacts | None = None
 
+    def __enter__(self) -> ModuleWorker:
+        return self
+
     def start_module(
         self,
         recipe: ModuleRecipe,
@@ -115,7 +121,7 @@ class ModuleWorker(Worker):
         reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=b"".join(libraries.values()))
         return _start_of(reply.text)
 
-    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> LaunchPlan | None:
+    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> LaunchPlan:
         """Call the candidate once, copy its outputs into the arena and synchronise.
 
         Returns the plan as the candidate answered it: compare its outputs with the workload's before anything is
@@ -127,14 +133,11 @@ class ModuleWorker(Worker):
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
-    def profile(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> Any:
-        """Untimed calls under torch's profiler: the child's own words (JSON data) on what ran; see ``work_of``."""
+    def profile(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> CallProfile:
+        """Untimed calls under torch's profiler: the child's own words on what ran."""
         payload = {"bindings": [list(b) for b in bindings], "calls": calls}
         reply = self._ask(_PROFILE, payload, "profiling forward", timeout_s)
-        try:
-            return json.loads(reply.text)
-        except (ValueError, RecursionError) as error:
-            raise WorkerProtocol(f"the profile is no JSON: {error}", phase="profiling forward") from None
+        return _profile_of(reply.text)
 
     def _ask(
         self,
@@ -172,6 +175,18 @@ def _start_of(text: str) -> ModuleStart:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WorkerProtocol(f"the candidate's description is malformed: {error}", phase="start") from None
     return ModuleStart(state)
+
+
+def _profile_of(text: str) -> CallProfile:
+    try:
+        data = json.loads(text)
+        operators = tuple((str(name)[:100], int(ns)) for name, ns in data["operators"])
+        own_calls, own_ns, wall_ns = (int(data[name]) for name in ("own_calls", "own_ns", "wall_ns"))
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise WorkerProtocol(f"the profile is malformed: {error}", phase="profiling forward") from None
+    # Host code that computes by itself (numpy, plain Python) shows in no operator; calling them costs a little, too.
+    unseen_ns = wall_ns - own_ns - sum(ns for _, ns in operators)
+    return CallProfile(own_calls, own_ns, operators, unseen_ns if unseen_ns > _HOST_NS + wall_ns // 2 else 0)
 
 
 # -- in the child ----------------------------------------------------------------------------------------------
@@ -402,7 +417,8 @@ class _Service:
     def _run(self, bindings: Sequence[Sequence[int]]) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
-        output = self._call(bound)
+        with extensions.sabotaged_operators():
+            output = self._call(bound)
         leaves, copied = self._deliver(bound, output)
         self._show_state(bound)
         held, self._held = self._held, (bound, copied)
@@ -510,7 +526,7 @@ class _Service:
         self._load_weights(bound)
         self._call(bound)
         self._synchronize()
-        return json.dumps(extensions.profiled(lambda: self._call(bound), calls, self.device))
+        return json.dumps(extensions.profiled(lambda: self._call(bound), calls, self.device.type == "cuda"))
 
 
 def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> dict[str, bytes]:

@@ -48,9 +48,15 @@ def readable_paths(extra: Iterable[str] = ()) -> tuple[str, ...]:
     own_package = str(Path(__file__).resolve().parents[1])
     # Not sys.prefix as a whole: a virtual environment may be somebody's home or repository.
     interpreter = [sys.base_prefix + "/lib", sys.base_prefix + "/include", sys.base_prefix + "/bin"]
-    paths = [*_SYSTEM_PATHS, *interpreter, *packages, own_package, *_compiler_paths(), *extra]
+    paths = [*_SYSTEM_PATHS, *interpreter, *packages, own_package, *_compiler_paths(), *_ninja(), *extra]
     real = [os.path.realpath(path) for path in paths]
     return tuple(dict.fromkeys(path for path in [*paths, *real] if path.startswith("/") and path != "/"))
+
+
+def _ninja() -> list[str]:
+    """The one program of a virtual environment's bin folder that a build needs."""
+    found = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.prefix) / "bin"))
+    return [found] if found else []
 
 
 def _compiler_paths() -> list[str]:

@@ -1,0 +1,121 @@
+"""What kind of work a ModelNew does: which operators run in a call, and do its own kernels make the answer?
+
+Found in untimed calls of fresh workers: one under torch's profiler, and two in which the candidate's own functions
+raise, or return garbage and write nothing. Where the answer is right all the same, a fallback made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves
+from pytest_cudaforge.evaluation.contract import CallProfile, compare_structure, label_of_call
+from pytest_cudaforge.evaluation.extensions import NeedsBuild
+from pytest_cudaforge.evaluation.module_building import Workshop
+from pytest_cudaforge.evaluation.module_plan import judged_plan
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
+from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.records import Status, Target, Work
+
+__all__ = ["ModuleWork", "Workbench", "least_own"]
+
+_PROFILED_CALLS = 3
+
+
+@dataclass(frozen=True)
+class ModuleWork:
+    """``share`` is the own kernels' part of the measured time; ``detail`` says what else runs, or what was found."""
+
+    work: Work
+    share: float
+    detail: str
+
+
+class Workbench:
+    """Single untimed calls of one workload, each in a worker of its own. Raises Refusal where the candidate fails."""
+
+    def __init__(
+        self, workshop: Workshop, oracle: OracleClient, target: Target, product: Product, hang_limit_s: float
+    ) -> None:
+        self._workshop, self._oracle, self._target = workshop, oracle, target
+        self._product, self._limit_s = product, hang_limit_s
+
+    def open(self) -> None:
+        """Import, construct and call the candidate for the first time; what it asks for on the way is built."""
+        while True:
+            try:
+                with self._started("") as (worker, layout, _):
+                    worker.run("main", layout.bindings(0), timeout_s=self._limit_s)
+                return
+            except NeedsBuild as need:
+                self._workshop.provide(need.request)
+            except (LaunchFailure, WorkerFailure) as error:
+                raise self._refusal(error) from error
+
+    def work(self) -> ModuleWork:
+        """Profile a call, then prove that the candidate's own kernels make its answer."""
+        try:
+            with self._started("watch") as (worker, layout, _):
+                profile = worker.profile(layout.bindings(0), _PROFILED_CALLS, timeout_s=10 * self._limit_s)
+        except (LaunchFailure, WorkerFailure) as error:
+            raise self._refusal(error) from error
+        found = label_of_call(profile)
+        if profile.own_calls:
+            for sabotage, text in (("raise", "raise an error"), ("garbage", "return garbage and write nothing")):
+                if self._right_in_spite_of(sabotage):
+                    detail = f"the answer is right as well where its own functions {text}: they do not make it"
+                    return ModuleWork("rewrite", 0.0, detail)
+        return ModuleWork(found, profile.own_share, _described(profile))
+
+    def _refusal(self, error: Exception) -> Refusal:
+        status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME_ERROR
+        return Refusal(status, f"{self._product.workload.name}: {error}", build=self._workshop.build)
+
+    @contextlib.contextmanager
+    def _started(self, sabotage: str) -> Iterator[tuple[ModuleWorker, CallLayout, int]]:
+        """A worker on a filled bench: (worker, layout, bench)."""
+        layout = call_layout(self._product.traced, frames=1)
+        bench, arena = self._oracle.open_bench(self._target, self._product.workload.name, "", layout.data)
+        try:
+            with self._workshop.start(self._product, sabotage) as worker:
+                self._oracle.fill(bench, 0, TrialCase(secrets.randbits(62), kept=self._workshop.kept), 0)
+                worker.attach(0, arena)
+                yield worker, layout, bench
+        finally:
+            arena.close()
+            self._oracle.close_bench(bench)
+
+    def _right_in_spite_of(self, sabotage: str) -> bool:
+        plan, workload = self._product.traced.main, self._product.workload
+        try:
+            with self._started(sabotage) as (worker, layout, bench):
+                returned = worker.run("main", layout.bindings(0), timeout_s=self._limit_s)
+                worker.stop()
+                if compare_structure(returned, workload):
+                    return False
+                outputs = output_leaves(judged_plan(plan, returned), layout, 0)
+                return not self._oracle.check(bench, 0, outputs, zones=False).mismatches
+        except (LaunchFailure, WorkerFailure, Refusal):
+            return False
+
+
+def _described(profile: CallProfile) -> str:
+    others = sorted(profile.general, key=lambda pair: -pair[1])[:3]
+    total = profile.total_ns
+    if not others or not total:
+        return ""
+    named = ", ".join(f"{name} ({ns / total:.0%} of the time)" for name, ns in others)
+    return f"beside its own kernels run {named}" if profile.own_calls else f"what runs is {named}"
+
+
+def least_own(works: list[ModuleWork]) -> ModuleWork:
+    """The verdict over several workloads: the one with the least work of its own."""
+    order: tuple[Work, ...] = ("kernel", "mixed", "library", "rewrite")
+    worst = max(works, key=lambda found: order.index(found.work))
+    return replace(worst, share=min(found.share for found in works))
