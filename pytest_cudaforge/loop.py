@@ -77,7 +77,13 @@ class Evaluates(Protocol):
     def baselines(self, target: Target) -> tuple[Baseline, ...]: ...
 
     def evaluate(
-        self, candidate: Candidate, target: Target, *, timing: bool = True, fresh: bool = False
+        self,
+        candidate: Candidate,
+        target: Target,
+        *,
+        timing: bool = True,
+        fresh: bool = False,
+        incumbent: Candidate | None = None,
     ) -> Evaluation: ...
 
 
@@ -338,11 +344,22 @@ class _Forging:
             return stored
         self.exchange.check()
         self._tell("evaluating", folder.number)
-        evaluation = await self._in_thread(lambda: self.context.evaluator.evaluate(candidate, self.target))
+        best = best_round(self.rounds)
+        evaluation = await self._in_thread(
+            lambda: self.context.evaluator.evaluate(
+                candidate, self.target, incumbent=best.candidate if best is not None else None
+            )
+        )
         folder.write_evaluation(evaluation)
         speedup = speedup_of(evaluation.timing) or None
         self._tell("evaluated", folder.number, evaluation.status.value, speedup, text=evaluation.reason)
         return evaluation
+
+    def _incumbent_of(self, evaluation: Evaluation | None, duplicate_of: int | None) -> int | None:
+        """The round whose candidate was timed beside this evaluation's, if one was."""
+        best = best_round(self.rounds)
+        raced = evaluation is not None and evaluation.timing is not None and evaluation.timing.vs_incumbent is not None
+        return best.number if raced and best is not None and duplicate_of is None else None
 
     def _finish(
         self,
@@ -358,7 +375,7 @@ class _Forging:
         notes = tuple(dict.fromkeys(reply.note for reply in folder.replies().values() if reply.note))
         entry = Round(
             folder.number, proposal.kind, proposal.parent, candidate, evaluation, feedback, failure, duplicate_of,
-            folder.usage(), self._recorded_status(folder.number), notes,
+            folder.usage(), self._recorded_status(folder.number), notes, self._incumbent_of(evaluation, duplicate_of),
         )  # fmt: skip
         folder.finish(entry)
         self.exchange.close(entry)
@@ -373,25 +390,28 @@ class _Forging:
     async def _select(self, why_stopped: str) -> _Choice:
         """The best correct round, verified and timed afresh: what won a contest of noise must win again."""
         passed = [entry for entry in self.rounds if worthwhile(entry) and entry.duplicate_of is None]
-        passed.sort(key=lambda entry: -_speed(entry))
+        best = best_round(self.rounds)
+        passed.sort(key=lambda entry: (entry is not best, -_speed(entry)))
         if not passed:
             stopped = bool(self.context.stop.reason)
             return _Choice("cancelled" if stopped else "failed", f"no correct candidate; {why_stopped}")
         if _decision(passed[0].evaluation) == "slower":
             return _Choice("kept_reference", f"no correct candidate was faster than the reference; {why_stopped}")
         choices: list[_Choice] = []
+        leader: _Choice | None = None
         rivals = self._rivals(passed)
         for entry in [passed[0], *rivals, *(e for e in passed[1:] if e not in rivals)][:_FINALISTS]:
             if entry not in rivals and choices and not self._still_open(choices, entry):
                 continue
-            final = await self._fresh_verdict(entry)
-            if final.passed:
-                choices.append(self._judged(entry, final, why_stopped))
-            else:
+            final = await self._fresh_verdict(entry, self._round_of(leader.winner) if leader else None)
+            if not final.passed:
                 self._note(f"round {entry.number} passed once and failed its re-evaluation: {final.reason}")
-        forged = [choice for choice in choices if choice.outcome == "forged"]
-        if forged:
-            return max(forged, key=lambda choice: speedup_of(choice.final.timing if choice.final else None))
+                continue
+            choices.append(self._judged(entry, final, why_stopped))
+            if choices[-1].outcome == "forged" and (leader is None or _overtakes(final, leader)):
+                leader = choices[-1]
+        if leader is not None:
+            return leader
         return choices[0] if choices else _Choice("failed", f"no candidate passed its re-evaluation; {why_stopped}")
 
     def _rivals(self, passed: Sequence[Round]) -> list[Round]:
@@ -416,13 +436,17 @@ class _Forging:
     def _promising(self, entry: Round) -> bool:
         return _decision(entry.evaluation) == "faster" and _speed(entry) >= self.facts.min_speedup
 
-    async def _fresh_verdict(self, entry: Round) -> Evaluation:
-        candidate = entry.candidate
+    async def _fresh_verdict(self, entry: Round, leader: Round | None) -> Evaluation:
+        candidate, incumbent = entry.candidate, leader.candidate if leader is not None else None
         assert candidate is not None
         self._tell("selecting", entry.number, text=f"round {entry.number} is evaluated afresh")
-        final = await self._in_thread(lambda: self.context.evaluator.evaluate(candidate, self.target, fresh=True))
+
+        def measure() -> Evaluation:
+            return self.context.evaluator.evaluate(candidate, self.target, fresh=True, incumbent=incumbent)
+
+        final = await self._in_thread(measure)
         if final.passed and _decision(final) in ("inconclusive", "disturbed"):
-            final = await self._in_thread(lambda: self.context.evaluator.evaluate(candidate, self.target, fresh=True))
+            final = await self._in_thread(measure)
         return final
 
     def _judged(self, entry: Round, final: Evaluation, why_stopped: str) -> _Choice:
@@ -512,6 +536,13 @@ def _parsed(role: str, parse: Callable[[], Result]) -> Result:
         return parse()
     except ReplyError as error:
         raise ReplyError(f"the {role}'s repaired reply: {error.what}", expected=error.expected) from error
+
+
+def _overtakes(final: Evaluation, leader: _Choice) -> bool:
+    """Whether a fresh verdict beats the leader's: beside it in one sitting, or else by the ratios to the baselines."""
+    if final.timing is not None and final.timing.vs_incumbent is not None:
+        return final.timing.vs_incumbent.speedup > 1.0
+    return speedup_of(final.timing) > speedup_of(leader.final.timing if leader.final is not None else None)
 
 
 def _speed(entry: Round) -> float:

@@ -389,7 +389,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of the loop. ``failure`` is set where no candidate came out of the replies."""
+    """One turn of the loop. ``failure`` is set where no candidate came out of the replies; ``incumbent`` is the round
+    that was timed in the same sitting."""
 
     number: int
     kind: Literal["first", "correction", "optimization"]
@@ -402,6 +403,7 @@ class Round:
     usage: Usage = Usage()
     recorded_status: str = ""
     notes: tuple[str, ...] = ()
+    incumbent: int | None = None
 
 
 Outcome = Literal["forged", "kept_reference", "failed", "skipped", "pending", "cancelled", "error"]

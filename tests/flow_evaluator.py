@@ -21,6 +21,7 @@ from pytest_cudaforge.records import (
     DeviceFacts,
     Evaluation,
     Isolation,
+    Ratio,
     Sample,
     Status,
     Target,
@@ -42,7 +43,8 @@ OPTIMIZATION = '{"bottleneck": "memory", "method": "vector loads", "plan": "use 
 
 @dataclass
 class TableEvaluator:
-    """``fresh`` maps a verdict to the one its re-evaluation gets; ``problems`` a target's id to what facts() raises."""
+    """``fresh`` maps a verdict to the one its re-evaluation gets, ``races`` to its speedup over an incumbent;
+    ``problems`` a target's id to what facts() raises."""
 
     device: DeviceFacts = field(default_factory=lambda: DeviceFacts("cpu", "test cpu", "cpu"))
     roofline_ns: float | None = None
@@ -53,6 +55,8 @@ class TableEvaluator:
     isolation: Isolation = field(default_factory=lambda: Isolation("B", ("native code",)))
     seconds: float = 0.0
     evaluations: Counter[str] = field(default_factory=Counter)
+    incumbents: list[Candidate | None] = field(default_factory=list)
+    races: Mapping[str, float] = field(default_factory=dict)
     busy: int = 0
     most_busy: int = 0
     closed: threading.Event = field(default_factory=threading.Event)
@@ -69,17 +73,30 @@ class TableEvaluator:
     def baselines(self, target: Target) -> tuple[Baseline, ...]:
         return (Baseline("default", SAMPLE, None, "not asked", self.roofline_ns, 256, 32),)
 
-    def evaluate(self, candidate: Candidate, target: Target, *, timing: bool = True, fresh: bool = False) -> Evaluation:
+    def evaluate(
+        self,
+        candidate: Candidate,
+        target: Target,
+        *,
+        timing: bool = True,
+        fresh: bool = False,
+        incumbent: Candidate | None = None,
+    ) -> Evaluation:
         with self.lock:
             self.busy += 1
             self.most_busy = max(self.most_busy, self.busy)
             self.evaluations["fresh" if fresh else candidate.digest] += 1
+            self.incumbents.append(incumbent)
         self.closed.wait(self.seconds)
         with self.lock:
             self.busy -= 1
         line = candidate.file("kernel.cpp").splitlines()[0].removeprefix("// ")
         status, _, speedup = (self.fresh.get(line, line) if fresh else line).partition(" ")
         verdict = make_evaluation(candidate, Status(status), float(speedup or 1.0), target=target.id)
+        if incumbent is not None and line in self.races and verdict.timing is not None:
+            ratio = self.races[line]
+            raced = replace(verdict.timing, vs_incumbent=Ratio(ratio, ratio * 0.99, ratio * 1.01))
+            verdict = replace(verdict, timing=raced)
         return replace(verdict, isolation=self.isolation)
 
     def close(self) -> None:

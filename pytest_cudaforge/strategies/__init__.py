@@ -100,14 +100,25 @@ def worthwhile(entry: Round) -> bool:
 
 
 def best_round(rounds: Sequence[Round]) -> Round | None:
-    """The fastest correct round; of equals the earliest, so that a duplicate never takes the place of its original."""
+    """The fastest correct round; of equals the earliest, so that a duplicate never takes the place of its original.
+
+    A round that was timed beside the best of its day takes its place only where that sitting says so; rounds that met
+    in no sitting are compared by their ratios to baselines.
+    """
     best: Round | None = None
     for entry in rounds:
         if not worthwhile(entry) or entry.duplicate_of is not None:
             continue
-        if best is None or _speed(entry) > _speed(best):
+        if best is None or _beats(entry, best):
             best = entry
     return best
+
+
+def _beats(entry: Round, best: Round) -> bool:
+    timing = entry.evaluation.timing if entry.evaluation is not None else None
+    if entry.incumbent == best.number and timing is not None and timing.vs_incumbent is not None:
+        return timing.vs_incumbent.low > 1.0
+    return _speed(entry) > _speed(best)
 
 
 def _speed(entry: Round) -> float:

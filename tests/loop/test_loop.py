@@ -221,6 +221,18 @@ def test_rivals_within_the_noise_are_measured_again_and_the_better_one_wins(tmp_
     assert evaluator.evaluations["fresh"] == 2
 
 
+def test_each_candidate_is_timed_beside_the_best_so_far(tmp_path: Path) -> None:
+    coder = [reply("PASSED 2.0"), reply("PASSED 2.5"), reply("PASSED 1.9")]
+    evaluator = TableEvaluator(races={"PASSED 2.0": 0.83, "PASSED 2.5": 0.9, "PASSED 1.9": 1.2})
+    trace = Bench(tmp_path, coder=coder, judge=[SPEED] * 3, evaluator=evaluator, limits=Limits(rounds=3)).forge()
+    first, second, third = (entry.candidate for entry in trace.rounds)
+    assert [entry.incumbent for entry in trace.rounds] == [None, 1, 1]
+    # Three rounds; then the finalists: the best by its sitting first, its rivals beside the leader.
+    assert evaluator.incumbents[:3] == [None, first, first]
+    assert evaluator.incumbents[3] is None and set(evaluator.incumbents[4:]) <= {first, second, third}
+    assert (trace.outcome, trace.winner) == ("forged", 3)
+
+
 def test_a_recording_for_other_hardware_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     Bench(tmp_path).forge(recorder=Recorder(path))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from flow_records import make_round, make_timing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_cudaforge.errors import ConfigError
-from pytest_cudaforge.records import Proposal, Status, Stop
+from pytest_cudaforge.records import Proposal, Ratio, Round, Status, Stop
 from pytest_cudaforge.strategies import Limits, best_round, load, speed_of_light, speedup_of
 from pytest_cudaforge.strategies.recorded import Recorded, RecordedRound
 from pytest_cudaforge.strategies.refine import Refine
@@ -37,6 +39,25 @@ def test_a_slower_optimization_goes_back_to_the_best() -> None:
 def test_a_faster_optimization_becomes_the_parent() -> None:
     rounds = [make_round(1, speedup=2.0), make_round(2, "optimization", 1, speedup=2.5)]
     assert refine.propose(rounds, Limits()) == Proposal("optimization", 2)
+
+
+def _raced(number: int, speedup: float, incumbent: int, ratio: float) -> Round:
+    """A round that was timed beside another."""
+    entry = make_round(number, "optimization", 1, speedup=speedup)
+    assert entry.evaluation is not None and entry.evaluation.timing is not None
+    timing = replace(entry.evaluation.timing, vs_incumbent=Ratio(ratio, ratio * 0.99, ratio * 1.01))
+    return replace(entry, evaluation=replace(entry.evaluation, timing=timing), incumbent=incumbent)
+
+
+def test_the_sitting_that_held_both_decides_who_is_best() -> None:
+    rounds = [make_round(1, speedup=2.0), _raced(2, 2.5, 1, 0.9)]  # lucky with its baselines
+    assert best_round(rounds) is rounds[0]
+    rounds.append(_raced(3, 1.9, 1, 1.2))  # unlucky with them
+    assert best_round(rounds) is rounds[2]
+    rounds.append(_raced(4, 2.0, 3, 1.005))  # not clearly faster
+    assert best_round(rounds) is rounds[2]
+    rounds.append(_raced(5, 2.2, 1, 0.5))  # met another than the best: the ratios to baselines decide
+    assert best_round(rounds) is rounds[4]
 
 
 def test_a_broken_optimization_is_corrected_twice_then_left() -> None:
