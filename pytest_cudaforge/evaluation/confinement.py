@@ -69,6 +69,8 @@ def confine(spec: ChildSpec, abilities: Abilities, keep: Iterable[int], tmp: str
             own_pid=os.getpid() if spec.role != "builder" or not abilities.namespaces else None,
             refuse_sockets=spec.defences.network,
             refuse_processes=spec.defences.processes,
+            # The CUDA driver may want some; a compiler's are gone with it.
+            refuse_memory_files=spec.defences.limits and spec.role != "builder" and not spec.cuda,
         )
 
 

@@ -108,6 +108,7 @@ class _Server:
         self._control = control
         self._abilities = abilities
         self._guardians: dict[int, int] = {}
+        self._folders: dict[int, str] = {}
         self._pid = os.getpid()
         self._forked = 0
 
@@ -124,8 +125,12 @@ class _Server:
             self._fork(message, channel, status)
             os.close(channel)
             os.close(status)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for guardian in list(self._guardians):
             os.kill(guardian, signal.SIGKILL)
+        for guardian in list(self._guardians):
+            os.waitpid(guardian, 0)
+            self._forget(guardian)
 
     def _reap(self) -> None:
         while True:
@@ -135,7 +140,12 @@ class _Server:
                 return
             if pid == 0:
                 return
-            self._guardians.pop(pid, None)
+            self._forget(pid)
+
+    def _forget(self, guardian: int) -> None:
+        """A guardian that was killed could not remove its child's temporary directory."""
+        self._guardians.pop(guardian, None)
+        shutil.rmtree(self._folders.pop(guardian, ""), ignore_errors=True)
 
     def _kill(self, child_id: int) -> None:
         for guardian, served in list(self._guardians.items()):
@@ -148,10 +158,14 @@ class _Server:
         uid = _FIRST_UID + (self._pid * 64 + self._forked) % _UIDS
         spec = sandbox.with_uid(spec, self._abilities, uid)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        folder = "" if has_view(spec, self._abilities) else tempfile.mkdtemp(prefix="cudaforge-")
         pid = os.fork()
         if pid == 0:
-            _outermost(lambda: _Guardian(spec, self._abilities, channel, status, self._pid).run(self._control), status)
+            guardian = _Guardian(spec, self._abilities, channel, status, self._pid, folder)
+            _outermost(lambda: guardian.run(self._control), status)
         self._guardians[pid] = int(message["id"])
+        if folder:
+            self._folders[pid] = folder
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
@@ -159,7 +173,7 @@ class _Guardian:
     """The processes of one child, each a method that ends in ``os._exit``."""
 
     def __init__(
-        self, spec: sandbox.ChildSpec, abilities: sandbox.Abilities, channel: int, status: int, server: int
+        self, spec: sandbox.ChildSpec, abilities: sandbox.Abilities, channel: int, status: int, server: int, folder: str
     ) -> None:
         self._spec = spec
         self._abilities = abilities
@@ -167,7 +181,7 @@ class _Guardian:
         self._status = status
         self._server = server
         self._grouped = spec.defences.group
-        self._tmp = "/tmp"
+        self._tmp = folder or "/tmp"
 
     def run(self, control: socket.socket) -> None:
         control.close()
@@ -178,10 +192,8 @@ class _Guardian:
             kernel_calls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != self._server:
             return
-        if not self._views():
-            self._tmp = tempfile.mkdtemp(prefix="cudaforge-")
-            if self._spec.uid:
-                os.chown(self._tmp, self._spec.uid, self._spec.uid)
+        if not self._views() and self._spec.uid:
+            os.chown(self._tmp, self._spec.uid, self._spec.uid)
         fresh_proc = self._views() and self._abilities.fresh_proc
         enter_namespaces(self._spec, self._abilities.namespaces, fresh_proc=fresh_proc)
         alive, held = os.pipe()
@@ -207,6 +219,8 @@ class _Guardian:
             kernel_calls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if select.select([alive], [], [], 0)[0]:
             return  # the guardian died before the line above took effect
+        if self._spec.defences.limits:
+            _offer_to_the_kernel()
         if self._views():
             build_view(self._spec, self._abilities.fresh_proc)
         child = os.fork()
@@ -255,6 +269,15 @@ class _Guardian:
             role.serve(Channel(socket.socket(fileno=self._channel)))
         except ChannelClosed:
             return
+
+
+def _offer_to_the_kernel() -> None:
+    """Where memory runs out, this child and what it starts are the first to go, whoever took most of it."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as stream:
+            stream.write("1000")
+    except OSError:
+        return
 
 
 def _outermost(body: Any, status: int) -> NoReturn:

@@ -101,7 +101,10 @@ class Abilities:
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What one child gets; travels to the fork server as JSON. ``uid`` 0: keep the user id."""
+    """What one child gets; travels to the fork server as JSON. ``uid`` 0: keep the user id.
+
+    ``hidden``: folders below ``readable`` ones that its view of the file system covers.
+    """
 
     role: seccomp.Role
     cuda: bool
@@ -110,6 +113,7 @@ class ChildSpec:
     defences: Defences
     readable: tuple[str, ...] = ()
     uid: int = 0
+    hidden: tuple[str, ...] = ()
 
     @property
     def confined(self) -> bool:

@@ -96,6 +96,8 @@ _REFUSED_WORKER: dict[str, tuple[int | None, int | None]] = {
     "execve": (59, 221),
     "execveat": (322, 281),
 }
+#: Files in memory: no limit of memory counts them, no file system bounds them, and they outlive the mapping.
+_MEMORY_FILES: dict[str, tuple[int, int]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3 = (41, 198), (53, 199), (56, 220), (435, 435)
 _PRLIMIT = (302, 261)
 #: Calls that signal a process named by their first argument.
@@ -140,7 +142,13 @@ def _refuse_if_bits(number: int, argument: int, mask: int) -> list[_Instruction]
 
 
 def program(
-    role: Role, machine: str, *, own_pid: int | None, refuse_sockets: bool = True, refuse_processes: bool = True
+    role: Role,
+    machine: str,
+    *,
+    own_pid: int | None,
+    refuse_sockets: bool = True,
+    refuse_processes: bool = True,
+    refuse_memory_files: bool = False,
 ) -> list[_Instruction]:
     """The filter's instructions (code, jump if true, jump if false, constant).
 
@@ -158,6 +166,9 @@ def program(
         code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     if refuse_processes:
         code += _process_rules(role, which, own_pid)
+    if refuse_memory_files:
+        for numbers in _MEMORY_FILES.values():
+            code += _refuse(numbers[which])
     if refuse_sockets:
         for numbers in (_SOCKET, _SOCKETPAIR):
             code += _refuse_unless(numbers[which], 0, _EQUAL, 1)  # AF_UNIX
@@ -184,12 +195,26 @@ def _process_rules(role: Role, which: int, own_pid: int | None) -> list[_Instruc
     return code
 
 
-def install(role: Role, *, own_pid: int | None, refuse_sockets: bool = True, refuse_processes: bool = True) -> None:
+def install(
+    role: Role,
+    *,
+    own_pid: int | None,
+    refuse_sockets: bool = True,
+    refuse_processes: bool = True,
+    refuse_memory_files: bool = False,
+) -> None:
     """Apply the filter to this thread and all it starts, for good. Raises OSError."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system call numbers for {machine}; {os.strerror(errno.ENOSYS)}")
-    code = program(role, machine, own_pid=own_pid, refuse_sockets=refuse_sockets, refuse_processes=refuse_processes)
+    code = program(
+        role,
+        machine,
+        own_pid=own_pid,
+        refuse_sockets=refuse_sockets,
+        refuse_processes=refuse_processes,
+        refuse_memory_files=refuse_memory_files,
+    )
     packed = b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(packed, len(packed))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_cudaforge.evaluation import kernel_calls
 from pytest_cudaforge.evaluation.sandbox import ChildSpec
 
-__all__ = ["CUDA_PATHS", "PROC_FILES", "build_view", "devices", "readable_paths"]
+__all__ = ["CUDA_PATHS", "PROC_FILES", "build_view", "devices", "package_paths", "readable_paths"]
 
 _SYSTEM_PATHS = (
     "/usr",
@@ -40,6 +40,14 @@ PROC_FILES = (
     "/proc/driver",
     "/proc/version",
 )
+
+
+def package_paths() -> tuple[str, ...]:
+    """Where installed packages lie, torch among them: a child of native code without torch has no use for any."""
+    patterns = (f"{sys.base_prefix}/lib", "/usr/lib", "/usr/local/lib")
+    found = [str(path) for top in patterns for path in Path(top).glob("python3*/*-packages")]
+    found += [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    return tuple(dict.fromkeys(os.path.realpath(path) for path in found))
 
 
 def readable_paths(extra: Iterable[str] = ()) -> tuple[str, ...]:
@@ -81,6 +89,9 @@ def build_view(spec: ChildSpec, fresh_proc: bool) -> None:
     os.umask(0o022)
     wanted = [*_outermost([*spec.readable, *(CUDA_PATHS if spec.cuda else ())]), *devices(spec.cuda)]
     sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in wanted if os.path.exists(path)]
+    # This package may be installed among those that are hidden.
+    kept = [path for path in spec.readable if any(path.startswith(folder + "/") for folder in spec.hidden)]
+    inside = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in kept if os.path.exists(path)]
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     root = next(path for path in ("/tmp", "/mnt", "/var", "/run") if os.path.isdir(path))
     kernel_calls.mount("tmpfs", root, "tmpfs", kernel_calls.MS_NOSUID, "mode=755,size=16m")
@@ -90,6 +101,9 @@ def build_view(spec: ChildSpec, fresh_proc: bool) -> None:
     flags = kernel_calls.MS_NOSUID | kernel_calls.MS_NODEV
     kernel_calls.mount("tmpfs", f"{root}/tmp", "tmpfs", flags, f"mode=1777{size}")
     for path, fd in sources:
+        _bind(fd, root, path)
+    _hide(root, spec.hidden)
+    for path, fd in inside:
         _bind(fd, root, path)
     _mount_proc(proc, f"{root}/proc", spec, fresh_proc)
     kernel_calls.pivot_root(root)
@@ -119,6 +133,13 @@ def _bind(source: int, root: str, path: str) -> None:
     os.close(source)
     if not stat.S_ISCHR(mode):
         kernel_calls.protect_mount(target)
+
+
+def _hide(root: str, folders: Iterable[str]) -> None:
+    """Cover folders that are there with empty ones; no child of ours may write to those (Landlock, or its user id)."""
+    for folder in folders:
+        if os.path.isdir(root + folder):
+            kernel_calls.mount("tmpfs", root + folder, "tmpfs", kernel_calls.MS_NOSUID, "mode=755,size=64k")
 
 
 def _mount_proc(host_proc: int, target: str, spec: ChildSpec, fresh: bool) -> None:

@@ -22,7 +22,7 @@ from pytest_cudaforge.evaluation.fork_server import MAX_MESSAGE_BYTES, PRELOADS
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.sandbox import Abilities, ChildSpec, Isolation, Limits, SandboxSettings
 from pytest_cudaforge.evaluation.seccomp import Role
-from pytest_cudaforge.evaluation.view import readable_paths
+from pytest_cudaforge.evaluation.view import package_paths, readable_paths
 from pytest_cudaforge.evaluation.worker import Worker
 
 __all__ = ["ForkServers"]
@@ -137,6 +137,7 @@ class ForkServers:
         self._servers: dict[str, _ForkServer] = {}
         self._locks = {kind: threading.Lock() for kind in PRELOADS}
         self._readable = readable_paths(self.settings.extra_readable)
+        self._packages = package_paths()
         self._closed = False
 
     def warm(self, kind: str) -> None:
@@ -176,6 +177,7 @@ class ForkServers:
                 expected="namespaces or an own user id, seccomp, and Landlock or mounts",
                 remedy=f"{found.remedy}; or --isolation none (such results cannot be published)",
             )
+
     def _spawn_builder(self, kind: str) -> Child:
         limits = self.settings.limits
         # torch alone maps many gigabytes; a compiler that wants more than this is being bombed.
@@ -184,7 +186,11 @@ class ForkServers:
 
     def _spawn(self, kind: str, role: Role, cuda: bool, limits: Limits) -> Child:
         settings = self.settings
-        spec = ChildSpec(role, cuda, settings.isolation, limits, settings.defences, self._readable)
+        readable, hidden = self._readable, tuple[str, ...]()
+        if (kind, role) == ("plain", "worker"):
+            # Native code could call into torch by any number of ways; here there is none to call.
+            readable, hidden = tuple(p for p in readable if p not in self._packages), self._packages
+        spec = ChildSpec(role, cuda, settings.isolation, limits, settings.defences, readable, hidden=hidden)
         return self._server(kind).spawn(spec)
 
     def _server(self, kind: str) -> _ForkServer:

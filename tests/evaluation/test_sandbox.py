@@ -131,6 +131,13 @@ def test_verdicts_of_the_filter(number: int, arguments: tuple[int, ...], worker:
     assert _verdict(seccomp.program("builder", "x86_64", own_pid=2), number, arguments) == builder
 
 
+def test_files_in_memory_are_refused_where_asked() -> None:
+    for number in (319, 447):  # memfd_create, memfd_secret
+        code = seccomp.program("worker", "x86_64", own_pid=2, refuse_memory_files=True)
+        assert _verdict(code, number) == EPERM
+        assert _verdict(seccomp.program("builder", "x86_64", own_pid=2), number) == ALLOW
+
+
 def test_a_foreign_architecture_is_killed() -> None:
     assert _verdict(seccomp.program("worker", "x86_64", own_pid=2), 0, (), arch=0x40000003) == KILL
 
