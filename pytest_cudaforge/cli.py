@@ -106,12 +106,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _refused(faults: Sequence[str], candidate: Candidate, target: Target, evaluator: Evaluator) -> Evaluation:
-    """The verdict on a target that a trivial kernel could pass: no candidate can show anything there."""
+    """The verdict on a target that the linter refuses: no candidate can show anything there."""
     from pytest_cudaforge.records import Evaluation, Status
 
     return Evaluation(
         status=Status.REJECTED,
-        reason="a trivial kernel could pass this target: " + "; ".join(faults) + " (--no-lint evaluates all the same)",
+        reason="the linter refuses this target: " + "; ".join(faults) + " (--no-lint evaluates all the same)",
         candidate=candidate.digest,
         target=target.id,
         isolation=evaluator.isolation,

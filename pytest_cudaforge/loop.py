@@ -271,7 +271,7 @@ class _Forging:
         if language not in self.facts.languages:
             return f"the target is forged in {', '.join(self.facts.languages)} only, not in {language}"
         if faults := await self._in_thread(lambda: evaluator.lint(self.target)):
-            return "a trivial kernel could pass this target: " + "; ".join(faults)
+            return "the linter refuses this target: " + "; ".join(faults)
         self.baselines = await self._in_thread(lambda: evaluator.baselines(self.target))
         return self._no_headroom()
 

@@ -55,6 +55,7 @@ from pytest_cudaforge.records import (
     DeviceFacts,
     Evaluation,
     Isolation,
+    LintFinding,
     Sample,
     Status,
     Target,
@@ -174,13 +175,20 @@ class Evaluator:
             return known.facts
 
     def lint(self, target: Target) -> tuple[str, ...]:
-        """Reasons why a trivial kernel could pass; empty where none was found. Raises TargetError."""
+        """Reasons to refuse the target: a trivial kernel could pass, or none can. Empty where none was found.
+
+        Raises TargetError.
+        """
+        return tuple(f"{name}: {finding.text}" for name, finding in self.findings(target) if finding.refuses)
+
+    def findings(self, target: Target) -> tuple[tuple[str, LintFinding], ...]:
+        """All that the linter says, notes included, by workload. Raises TargetError."""
         facts = self.facts(target)
         with self.lease.work():
             return tuple(
-                f"{workload.name}: {text}"
+                (workload.name, finding)
                 for workload in facts.workloads
-                for text in self.oracle.lint(target, workload.name)
+                for finding in self.oracle.lint(target, workload.name)
             )
 
     def _about(self, target: Target) -> _Known:

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from pytest_cudaforge import errors
 from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
-from pytest_cudaforge.records import Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
 __all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase"]
 
@@ -41,7 +41,7 @@ _ENVIRONMENT = (
 )
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
-_TARGET_CODE = ("facts", "lint", "structures", "variants", "rotation")
+_TARGET_CODE = ("facts", "lint", "structures", "families", "variants", "rotation")
 
 
 @dataclass(frozen=True)
@@ -288,14 +288,25 @@ class OracleClient:
         """
         return self.request("initial", target=to_json(target))
 
-    def lint(self, target: Target, workload: str) -> tuple[str, ...]:
-        """Reasons why a trivial kernel would pass this workload; empty where none was found."""
-        return tuple(self.request("lint", target=to_json(target), workload=workload))
+    def lint(self, target: Target, workload: str) -> tuple[LintFinding, ...]:
+        """What is wrong with this workload as a task, refusals first; empty where nothing was found."""
+        found = self.request("lint", target=to_json(target), workload=workload)
+        return tuple(from_json(LintFinding, finding) for finding in found)
 
     def structures(self, target: Target, workload: str) -> dict[str, str]:
         """By input path: "generic", "unit" or "drawn" (see :mod:`pytest_cudaforge.evaluation.redraw`)."""
-        found: dict[str, str] = self.request("structures", target=to_json(target), workload=workload)
+        args = {"target": to_json(target), "workload": workload}
+        try:
+            found: dict[str, str] = self.request("structures", **args)
+        except (TargetError, OracleError):
+            # Values out of range may take a reference's process down (an index made of them): keep what was drawn.
+            found = self.request("structures", **args, widen=False)
         return found
+
+    def families(self, target: Target, workload: str, most: int | None = None) -> tuple[str, ...]:
+        """Redraws that this workload's reference takes, at most ``most``, those first that show most."""
+        self.structures(target, workload)
+        return tuple(self.request("families", target=to_json(target), workload=workload, most=most))
 
     def variants(self, target: Target, workload: str) -> tuple[tuple[str, WorkloadFacts], ...]:
         """Probes the reference itself answers: other strides, neighbouring sizes."""

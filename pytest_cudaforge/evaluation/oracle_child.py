@@ -24,8 +24,9 @@ from torch import Tensor
 from pytest_cudaforge.errors import DeviceError, ForgeError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.initial import encode_init
+from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.rotation import Rotation
-from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject
+from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
@@ -35,12 +36,6 @@ __all__ = ["main"]
 
 _LENGTH = struct.Struct("<Q")
 _LANGUAGES = ("cuda", "cpp")
-#: What the driver calls faults that a context does not survive.
-_STICKY = (
-    *("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
-    *("CUDA_ERROR_ASSERT", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_INVALID_PC"),
-    *("CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ECC_UNCORRECTABLE"),
-)
 
 
 class _Oracle:
@@ -86,10 +81,13 @@ class _Oracle:
         return {"init": encode_init(args, kwargs), "seed": INIT_SEED}
 
     def do_lint(self, target: Any, workload: str) -> Any:
-        return lint(self.subject(target), workload)
+        return to_json(lint(self.subject(target), workload))
 
-    def do_structures(self, target: Any, workload: str) -> Any:
-        return self.subject(target).structures(workload)
+    def do_structures(self, target: Any, workload: str, widen: bool = True) -> Any:
+        return self.subject(target).structures(workload, widen=widen)
+
+    def do_families(self, target: Any, workload: str, most: int | None) -> Any:
+        return self.subject(target).families(workload, most)
 
     def do_variants(self, target: Any, workload: str, sizes: bool = True) -> Any:
         """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too."""
@@ -250,36 +248,6 @@ def _specs(leaves: dict[str, Any]) -> Any:
     return tuple((path, spec_of(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves.items())
 
 
-def lint(subject: Subject, workload: str) -> list[str]:
-    """Probes that a trivial kernel would pass: constant, tiny, input-insensitive, not reproducible."""
-    first = _flat(subject, workload, 1)
-    again, other = _flat(subject, workload, 1), _flat(subject, workload, 2)
-    found = []
-    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)) and not subject.options.nondeterministic:
-        found.append("two runs on the same inputs differ: declare nondeterministic=True, or seed it")
-    if all(torch.equal(a, b) for a, b in zip(first, other, strict=True)):
-        found.append("other inputs give the same outputs: a constant would pass")
-    elif all(_same_fill(a, b) for a, b in zip(first, other, strict=True)):
-        found.append("every element of every output is nearly the same number for any inputs: a constant would pass")
-    if any(t.is_floating_point() and float(t.double().abs().max()) < 1e-30 for t in first if t.numel()):
-        found.append("an output is nowhere larger than 1e-30: zeros would pass")
-    return found
-
-
-def _same_fill(first: Tensor, other: Tensor) -> bool:
-    """Is each tensor filled with one number, and nearly the same one? A loss is one number too, but moves."""
-    if not first.numel():
-        return True
-    a, b = first.flatten()[0].double(), other.flatten()[0].double()
-    filled = bool((first == first.flatten()[0]).all()) and bool((other == other.flatten()[0]).all())
-    return filled and bool((a - b).abs() <= 1e-6 * a.abs())
-
-
-def _flat(subject: Subject, workload: str, seed: int) -> list[Tensor]:
-    outputs, _ = flatten_output(subject.run(subject.function, *subject.draw(workload, seed)))
-    return [value for value in outputs.values() if isinstance(value, Tensor)]
-
-
 # -- the process -------------------------------------------------------------------------------------------------
 
 
@@ -300,19 +268,6 @@ def _send(sock: socket.socket, value: Any, descriptor: int | None) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
     sock.sendmsg([_LENGTH.pack(len(data))], ancillary)
     sock.sendall(data)
-
-
-def is_fatal(error: BaseException | None) -> bool:
-    """Did CUDA fail in, or behind, ``error``? Such a fault stays: every later call of this process would fail, too."""
-    # torch before 2.8 has no class for it.
-    kind = getattr(torch, "AcceleratorError", ())
-    while error is not None:
-        if isinstance(error, kind) or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error:")):
-            return True
-        if isinstance(error, DeviceError) and any(name in error.what for name in _STICKY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _answer(oracle: _Oracle, request: dict[str, Any]) -> tuple[Any, int | None]:

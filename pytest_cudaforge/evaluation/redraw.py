@@ -2,19 +2,22 @@
 
 Two draws of an input show its structure. A generic dense float input is redrawn from several families, because one
 distribution is never enough (a one-pass variance shows only on shifted inputs, a softmax without max only on large
-ones). A structured one (mask, triangle, probabilities, sorted values, integers) changes only its seed. Values in [0, 1]
-that show no other structure count as generic where the reference takes others (see the subject).
+ones). A structured one changes only its seed: a pattern of zeros (masks, triangles, diagonals, padding), one sign,
+slices that sum to one or have unit length (probabilities, directions, rotations), integers and other codes of few
+values (labels, lengths, indices as floats), sorted values, symmetric matrices (positive-definite ones among them).
+Values in [0, 1] that show no other structure count as generic where the reference takes others (see the subject).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["FAMILIES", "Structure", "redraw", "rerandomise", "structure_of"]
+__all__ = ["FAMILIES", "Structure", "families_of", "redraw", "rerandomise", "structure_of", "structures_of"]
 
 #: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
 Structure = Literal["generic", "unit", "drawn"]
@@ -22,22 +25,45 @@ Structure = Literal["generic", "unit", "drawn"]
 FAMILIES = ("normal", "uniform", "shifted", "large", "sparse", "integer")
 
 _SAMPLE = 1 << 21
+#: Leading entries of the other dimensions looked at where a structure lies along one, and elements in all.
+_SLICES, _SLICED_ELEMENTS = 64, 1 << 22
+#: An input of few values is a code: labels, levels, a lattice. Half types and narrower have few values by nature.
+_FEW_VALUES, _MANY_ELEMENTS = 256, 4096
 _LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Structure]:
+    """The structure of every tensor among the leaves of two draws of a call."""
+    pairs = ((path, leaf, second.get(path)) for path, leaf in first.items())
+    return {path: structure_of(a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
+
+
+def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
+    """The families worth drawing, those first that show what nothing else does: a call of gigabytes gets only three.
+
+    shifted shows a one-pass variance, large a missing max and other overflows, integer every dropped, rounded or
+    half-precision term, since all addends are alike and need their bits; sparse is for terms left out by a sample.
+    """
+    if "generic" in structures:
+        return ("shifted", "large", "integer", "sparse", "normal", "uniform")
+    return ("shifted", "sparse") if "unit" in structures else ()
 
 
 def structure_of(first: Tensor, second: Tensor) -> Structure:
     """What two independent draws of one input leaf have in common. Integers and booleans are always "drawn"."""
-    if not first.is_floating_point() or first.numel() == 0:
+    if not first.is_floating_point() or first.numel() == 0 or first.shape != second.shape:
         return "drawn"
     a, b = _sample(first), _sample(second)
-    if torch.equal(a, b) or not bool(a.isfinite().all()):
+    if torch.equal(a, b) or not bool(a.isfinite().all() and b.isfinite().all()):
         return "drawn"
-    if float((a == 0).float().mean()) > 1e-3 or torch.equal(a, a.round()):
+    if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
+        return "drawn"
+    if any(shows(first) and shows(second) for shows in (_ordered, _symmetric, _normed)):
         return "drawn"
     low, high = float(torch.minimum(a.min(), b.min())), float(torch.maximum(a.max(), b.max()))
     if low >= 0 or high <= 0:
-        return "unit" if _is_unit(first, low, high) else "drawn"
-    return "drawn" if _ordered(first) or _symmetric(first) else "generic"
+        return "unit" if low >= 0 and high <= 1 and first.dim() else "drawn"
+    return "generic"
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -47,27 +73,64 @@ def _sample(tensor: Tensor) -> Tensor:
     return flat.double()
 
 
-def _is_unit(tensor: Tensor, low: float, high: float) -> bool:
-    if low < 0 or high > 1 or tensor.dim() == 0:
+def _has_zeros(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Many exact zeros, or few at the same places in both draws (a diagonal, a padded end)."""
+    zero, other = a == 0, b == 0
+    count = int(zero.sum())
+    # bfloat16 has 256 equidistant values in [0, 1): one in 256 is zero by chance.
+    if count > (2e-2 if dtype in _LOW_PRECISION else 1e-3) * a.numel():
+        return True
+    return count > 0 and 2 * int((zero & other).sum()) >= count
+
+
+def _is_coded(a: Tensor, dtype: torch.dtype) -> bool:
+    """Integers, one value everywhere, or so few values that they are codes."""
+    if torch.equal(a, a.round()) or (a.numel() > 1 and bool((a == a[0]).all())):
+        return True
+    if dtype in _LOW_PRECISION or a.numel() < _MANY_ELEMENTS:
         return False
-    sums = tensor[tuple([slice(0, 64)] * (tensor.dim() - 1))].double().sum(dim=-1)
-    rows_of_probabilities = tensor.shape[-1] > 1 and bool(((sums - 1).abs() < 1e-2).all())
-    return not rows_of_probabilities and not _ordered(tensor)
+    head = a[: 1 << 16]
+    steps = head.sort().values.diff()
+    return 1 + int((steps > 0).sum()) <= min(_FEW_VALUES, head.numel() // 16)
+
+
+def _slices(tensor: Tensor, dim: int) -> Tensor:
+    """Some of the tensor as whole rows along ``dim``."""
+    part = tensor.detach()[tuple(slice(None) if d == dim else slice(0, _SLICES) for d in range(tensor.dim()))]
+    rows = part.movedim(dim, -1).reshape(-1, tensor.shape[dim])[: max(1, _SLICED_ELEMENTS // tensor.shape[dim])]
+    return rows.float() if tensor.dtype in _LOW_PRECISION else rows
 
 
 def _ordered(tensor: Tensor) -> bool:
-    if tensor.dim() == 0 or tensor.shape[-1] < 8:
-        return False
-    rows = tensor.reshape(-1, tensor.shape[-1])[:64].double()
-    steps = rows.diff(dim=-1)
-    return bool((steps >= 0).all()) or bool((steps <= 0).all())
+    """Sorted along some dimension, up or down."""
+    for dim in range(tensor.dim()):
+        if tensor.shape[dim] >= 8:
+            rows = _slices(tensor, dim)[:, :_SLICED_ELEMENTS]
+            if bool((rows[:, 1:] >= rows[:, :-1]).all()) or bool((rows[:, 1:] <= rows[:, :-1]).all()):
+                return True
+    return False
 
 
 def _symmetric(tensor: Tensor) -> bool:
+    """Square matrices that equal their transpose, or its negative, up to the rounding of a product."""
     if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
         return False
-    matrix = tensor.reshape(-1, *tensor.shape[-2:])[0]
-    return torch.equal(matrix, matrix.T)
+    matrices = tensor.detach().reshape(-1, *tensor.shape[-2:])[:4].double()
+    flipped, scale = matrices.mT, 1e-5 * float(matrices.abs().max())
+    return bool(((matrices - flipped).abs() <= scale).all()) or bool(((matrices + flipped).abs() <= scale).all())
+
+
+def _normed(tensor: Tensor) -> bool:
+    """Slices along some dimension that all sum to one, or all have unit length: both lost by any redraw."""
+    tolerance = 1e-2 if tensor.dtype in _LOW_PRECISION else 1e-3
+    for dim in range(tensor.dim()):
+        if tensor.shape[dim] > 1:
+            rows = _slices(tensor, dim)
+            lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+            for measure in (rows.sum(dim=-1, dtype=torch.float64), lengths):
+                if bool(((measure - 1).abs() < tolerance).all()):
+                    return True
+    return False
 
 
 def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Generator) -> Tensor:
@@ -84,7 +147,8 @@ def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Ge
         values.uniform_(generator=generator)
         values = {"shifted": lambda v: 0.9 + 0.1 * v, "sparse": lambda v: v**4}.get(family, lambda v: v)(values)
     else:
-        values = _generic(family, values, float(_sample(drawn).std()) or 1.0, drawn.dtype, spread, generator)
+        scale = float(_sample(drawn).std()) if drawn.numel() > 1 else 1.0
+        values = _generic(family, values, scale or 1.0, drawn.dtype, spread, generator)
     result = torch.empty_strided(drawn.shape, drawn.stride(), dtype=drawn.dtype, device=drawn.device)
     return result.copy_(values)
 

@@ -6,24 +6,26 @@ package are imported by their real name, because their relative imports need it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import linecache
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.precision import precision_flags
-from pytest_cudaforge.evaluation.redraw import Structure, redraw, rerandomise, structure_of
+from pytest_cudaforge.evaluation.redraw import Structure, families_of, redraw, rerandomise, structures_of
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.signature import (
     flatten_call,
@@ -35,9 +37,32 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of
 
-__all__ = ["INIT_SEED", "Subject", "user_text"]
+__all__ = ["INIT_SEED", "Subject", "is_fatal", "seed_generators", "user_text"]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
+#: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
+_DOMAIN_FAMILIES = ("normal", "large")
+#: Inputs in [0, 1] that are widened one by one where not all of them may be.
+_MAX_WIDENED = 8
+#: What the driver calls faults that a context does not survive.
+_STICKY = (
+    *("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
+    *("CUDA_ERROR_ASSERT", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_INVALID_PC"),
+    *("CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+)
+
+
+def is_fatal(error: BaseException | None) -> bool:
+    """Did CUDA fail in, or behind, ``error``? Such a fault stays: every later call of this process would fail, too."""
+    # torch before 2.8 has no class for it.
+    kind = getattr(torch, "AcceleratorError", ())
+    while error is not None:
+        if isinstance(error, kind) or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error:")):
+            return True
+        if isinstance(error, DeviceError) and any(name in error.what for name in _STICKY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def user_text(error: BaseException, root: str) -> str:
@@ -76,6 +101,8 @@ class Subject:
         self.compiled: Any = None
         self.compile_note = ""
         self._structures: dict[str, dict[str, Structure]] = {}
+        self._families: dict[str, dict[str, bool]] = {}
+        self._nonfinites: dict[str, int] = {}
         self._mutates: dict[str, frozenset[str]] = {}
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -121,45 +148,106 @@ class Subject:
                 tensor.copy_(now[path])
         return self._wide
 
+    def restore(self) -> None:
+        """Weights and state as constructed, whatever forward has written since."""
+        self._weights_seed = -1
+        self.set_weights(None)
+
+    @contextlib.contextmanager
+    def as_constructed(self) -> Iterator[None]:
+        """Weights and state as constructed inside, and again afterwards, also where the target's code raises."""
+        self.set_weights(None)
+        try:
+            yield
+        finally:
+            self.restore()
+
     # -- what its inputs are like
 
-    def structures(self, workload: str) -> dict[str, Structure]:
+    def input_name(self, path: str) -> str:
+        """An input leaf as the caller knows it: ``input 0 (x)``, ``input 1.0 (states[0])``, ``input mask``."""
+        return _input_name(self.module.forward if self.module is not None else self.obj, path)
+
+    def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
         """By input path: which redraws keep the input's meaning. Found from two draws, once.
 
         ``torch.rand`` says nothing of what an input means: values in [0, 1] are kept only where the reference does
-        not take others (a logarithm, a root).
+        not take others (a logarithm, a root). ``widen`` False keeps them everywhere, and runs nothing.
         """
         if workload not in self._structures:
             first, second = (flatten_call(*self.draw(workload, seed))[0] for seed in (1, 2))
-            found = {
-                path: structure_of(leaf, second[path])
-                for path, leaf in first.items()
-                if isinstance(leaf, torch.Tensor) and isinstance(second.get(path), torch.Tensor)
-            }
+            found = structures_of(first, second)
             del first, second
-            wider: dict[str, Structure] = {path: "generic" if kind == "unit" else kind for path, kind in found.items()}
-            if wider != found and all(self._takes(workload, family, wider) for family in ("normal", "large")):
-                found = wider
-            self._structures[workload] = found
+            self._structures[workload] = self._widened(workload, found) if widen else found
         return self._structures[workload]
 
+    def _widened(self, workload: str, found: dict[str, Structure]) -> dict[str, Structure]:
+        """``found`` with each input in [0, 1] generic where the reference takes other values there.
+
+        All at once first, which is the common case; else one by one, so that a probability keeps its range and the
+        tensor beside it does not.
+        """
+        unit = [path for path, kind in found.items() if kind == "unit"]
+        everything: dict[str, Structure] = {path: "generic" if kind == "unit" else kind for path, kind in found.items()}
+        if not unit or self._takes_all(workload, everything):
+            return everything
+        kept = dict(found)
+        for path in unit[:_MAX_WIDENED] if len(unit) > 1 else ():
+            tried: dict[str, Structure] = {**kept, path: "generic"}
+            if self._takes_all(workload, tried):
+                kept = tried
+        return kept
+
+    def _takes_all(self, workload: str, structures: Mapping[str, Structure]) -> bool:
+        return all(self._takes(workload, family, structures) for family in _DOMAIN_FAMILIES)
+
+    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
+        """The redraws of this workload, those that show most first, at most ``most``.
+
+        A family stays out where the reference raises on it, or overflows where it does not as drawn: nothing is
+        promised there, and a kernel that does better would be called wrong.
+        """
+        if self.options.distributions == "drawn":
+            return ()
+        structures, known = self.structures(workload), self._families.setdefault(workload, {})
+        taken: list[str] = []
+        for family in families_of(structures.values()):
+            if most is not None and len(taken) >= most:
+                break
+            if family not in known:
+                known[family] = self._takes(workload, family, structures)
+            taken += [family] if known[family] else []
+        return tuple(taken)
+
     def _takes(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Does the reference give finite outputs on redrawn values of ``family``?"""
-        args, kwargs = self.draw(workload, 1)
-        leaves, tree = flatten_call(args, kwargs)
-        generator = torch.Generator(device=self.device).manual_seed(1)
-        for path, leaf in leaves.items():
-            if structures.get(path) == "generic":
-                leaves[path] = redraw(family, leaf, "generic", generator)
-        args, kwargs = unflatten_call(tree, leaves)
+        """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?"""
+        limit = self._nonfinite_as_drawn(workload)
+        leaves, tree = flatten_call(*self.draw(workload, 1))
+        redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
         try:
-            outputs, _ = flatten_output(self.run(self.function, args, kwargs))
-        except TargetError:
+            return self._nonfinite(*unflatten_call(tree, leaves)) <= limit
+        except TargetError as error:
+            if is_fatal(error):
+                raise
             return False
-        self._weights_seed = -1  # forward may have written state
-        self.set_weights(None)
+
+    def _nonfinite_as_drawn(self, workload: str) -> int:
+        if workload not in self._nonfinites:
+            self._nonfinites[workload] = self._nonfinite(*self.draw(workload, 1))
+        return self._nonfinites[workload]
+
+    def _nonfinite(self, args: Any, kwargs: Any) -> int:
+        """How many elements of the outputs are NaN or infinite."""
+        with self.as_constructed(), precision_flags(self.options.precision):
+            outputs, _ = flatten_output(self.run(self.function, args, kwargs))
         floats = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
-        return all(bool(value.isfinite().all()) for value in floats)
+        return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
+
+    def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
+        """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
+        if family != "drawn":
+            generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)
+            redraw_leaves(leaves, self.structures(workload), family, generator)
 
     def mutates(self, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that forward writes, found by running it once."""
@@ -176,14 +264,17 @@ class Subject:
         before = {path: tensor._version for path, tensor in watched.items()}
         # By value too: batch_norm updates its running statistics without counting a version.
         values = {path: tensor.clone() for path, tensor in self.state().items()}
-        with precision_flags(self.options.precision):
-            output = self.run(self.function, args, kwargs)
+        try:
+            with precision_flags(self.options.precision):
+                output = self.run(self.function, args, kwargs)
+        except TargetError:
+            self.restore()
+            raise
         written = {path for path, t in watched.items() if t._version != before[path]}
         written |= {f"state/{path}" for path, t in self.state().items() if not _same_values(t, values[path])}
         self._mutates[workload] = frozenset(written)
         if any(path.startswith("state/") for path in self._mutates[workload]):
-            self._weights_seed = -1  # no longer as constructed
-            self.set_weights(None)
+            self.restore()
         return leaves, tree, output
 
     @property
@@ -194,7 +285,7 @@ class Subject:
     def draw(self, workload: str, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of ``workload``, drawn after seeding every generator with ``seed``."""
         make = self.options.input_sets[workload]
-        _seed(seed)
+        seed_generators(seed)
         drawn = self._guarded(f"drawing inputs of workload {workload!r}", lambda: self._draw_on_device(make, seed))
         args, kwargs = split_call(drawn)
         return _to(args, self.device), _to(kwargs, self.device)
@@ -207,7 +298,7 @@ class Subject:
             with torch.device(self.device):
                 return make()
         except RuntimeError:
-            _seed(seed)
+            seed_generators(seed)
             return make()
 
     def init_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -219,8 +310,8 @@ class Subject:
     def _construct(self) -> torch.nn.Module | None:
         if not isinstance(self.obj, type):
             return None
-        args, kwargs = self.init_arguments()
-        _seed(INIT_SEED)
+        args, kwargs = split_init(self.options.init() if self.options.init is not None else None)
+        seed_generators(INIT_SEED)
         module = self._guarded("constructing it", lambda: self.obj(*args, **kwargs))
         if not isinstance(module, torch.nn.Module):
             raise TargetError(f"{self.target.id}: is not an nn.Module", expected="a subclass of torch.nn.Module")
@@ -231,8 +322,8 @@ class Subject:
     def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except TargetError:
-            raise
+        except (TargetError, torch.OutOfMemoryError):
+            raise  # too little memory is the device's lack, not the author's mistake
         except (Exception, SystemExit) as error:
             raise self.error(doing, error) from error
 
@@ -326,7 +417,34 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(torch.equal(first, second) or ((first == second) | ((first != first) & (second != second))).all())
 
 
-def _seed(seed: int) -> None:
+def redraw_leaves(
+    leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
+) -> None:
+    """Put values of ``family`` in place of the tensors whose structure allows it."""
+    for path, leaf in leaves.items():
+        if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":
+            leaves[path] = redraw(family, leaf, structures[path], generator)
+
+
+def _input_name(function: Callable[..., Any], path: str) -> str:
+    head, *rest = path.removeprefix("kw.").split(".")
+    inner = "".join(f"[{part}]" if part.isdecimal() else f"[{part!r}]" for part in rest)
+    if path.startswith("kw."):
+        return f"input {head}{inner}"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return f"input {path}"  # a callable of C code, or one that hides its signature
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    number = int(head)
+    if number < len(places):
+        return f"input {path} ({places[number].name}{inner})"
+    rest_name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+    return f"input {path} ({rest_name}[{number - len(places)}]{inner})" if rest_name else f"input {path}"
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch's, Python's and NumPy's generators."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
