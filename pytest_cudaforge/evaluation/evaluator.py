@@ -496,6 +496,7 @@ class _Attempt:
             trials=host.settings.trials,
             hang_limit_s=host.hang_limit_s(self._slowest()),
             kept=kitchen.kept if isinstance(kitchen, Workshop) else (),
+            timed_frames=lambda workload: frame_count(workload, host.kind, host._cache_bytes),
         )
 
     def _slowest(self) -> Sample | None:

@@ -98,11 +98,14 @@ class Verifier:
         trials: int,
         hang_limit_s: float,
         kept: tuple[str, ...] = (),
+        timed_frames: Callable[[WorkloadFacts], int] = lambda workload: 1,
     ) -> None:
         self.target, self.facts, self.kitchen, self.oracle = target, facts, kitchen, oracle
         self.worker_of, self.trials, self.hang_limit_s = worker_of, trials, hang_limit_s
         #: State that a module candidate does not take over: it keeps the values of its construction.
         self.kept = kept
+        #: How many frames a sitting will lay out.
+        self.timed_frames = timed_frames
         self._findings = _Findings()
 
     def verify(self, products: Sequence[Product]) -> Verification:
@@ -154,7 +157,8 @@ class Verifier:
 
     def _require_room(self, product: Product, layout: CallLayout) -> None:
         """A plan may ask for any number of bytes; the oracle would have to fill them."""
-        nbytes, device = layout.data["nbytes"], self.kitchen.device
+        timed = call_layout(product.traced, frames=self.timed_frames(product.workload))
+        nbytes, device = max(layout.data["nbytes"], timed.data["nbytes"]), self.kitchen.device
         room = int(_MEMORY_SHARE[device.kind] * device.memory_bytes)
         if room and nbytes > room:
             raise Refusal(
