@@ -1,7 +1,8 @@
-"""``cudaforge evaluate | list | doctor``: the evaluator by hand, for a person or a coding agent.
+"""``cudaforge evaluate | lint | list | doctor``: the evaluator by hand, for a person or a coding agent.
 
 Exit status: 0 for ``PASSED`` (or nothing wrong), 1 for any other verdict, 2 for a usage or situation error.
-The JSON document of ``evaluate`` is a stable contract; see :func:`evaluation_document`.
+The JSON documents of ``evaluate`` and ``lint`` are stable contracts; see :func:`evaluation_document` and
+:func:`lint_document`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_cudaforge.errors import ForgeError, UsageError
+from pytest_cudaforge.errors import ForgeError, TargetError, UsageError
 from pytest_cudaforge.target import WORKS
 
 if TYPE_CHECKING:
     from pytest_cudaforge.config import ForgeConfig
+    from pytest_cudaforge.discovery import Discovery
     from pytest_cudaforge.evaluation.evaluator import Evaluator
-    from pytest_cudaforge.records import Candidate, Evaluation, Target
+    from pytest_cudaforge.records import Candidate, Evaluation, LintFinding, Target
 
-__all__ = ["evaluation_document", "main", "read_candidate", "root_of", "target_named"]
+__all__ = ["evaluation_document", "lint_document", "main", "read_candidate", "root_of", "target_named"]
 
 #: A folder that has one of these is the root that ids start from, as for pytest.
 ROOT_MARKS = ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", ".git")
@@ -65,6 +68,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
     evaluate.set_defaults(run=_evaluate)
+
+    lint = commands.add_parser("lint", help="say which targets a trivial kernel would pass, and which none can")
+    lint.add_argument(
+        "targets", nargs="*", help="files, folders, path/to/file.py::Name (default: forge_paths, or here)"
+    )
+    lint.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    lint.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON; - for stdout")
+    lint.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
+    lint.set_defaults(run=_lint, isolation=None, allow=[])
 
     listing = commands.add_parser("list", help="print the targets found, without importing anything")
     listing.add_argument("paths", nargs="*", type=Path, help="files and folders (default: forge_paths, or here)")
@@ -248,21 +260,117 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"--json: {path} cannot be written: {error.strerror}", remedy="give another file") from None
 
 
+# -- lint ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Linted:
+    """One target's findings by workload, or the ``error`` that its own code ended with."""
+
+    target: Target
+    findings: tuple[tuple[str, LintFinding], ...]
+    error: str
+
+    @property
+    def status(self) -> str:
+        if self.error:
+            return "error"
+        return "refused" if any(finding.refuses for _, finding in self.findings) else "ok"
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge.wiring import open_evaluator
+
+    if arguments.json is not None and arguments.json != Path("-"):
+        _check_writable(arguments.json)
+    found = [_scan([], None)] if not arguments.targets else [_named_or_below(name) for name in arguments.targets]
+    targets = list({(target.root, target.id): target for part in found for target in part.targets}.values())
+    problems = [problem for part in found for problem in part.problems]
+    linted: list[_Linted] = []
+    quiet = arguments.json == Path("-")
+    if targets:
+        with open_evaluator(_settings(arguments, Path(targets[0].root))) as evaluator:
+            for target in targets:
+                linted.append(_linted(target, evaluator))
+                if not quiet:
+                    print("\n".join(_lint_lines(linted[-1])), flush=True)
+    for problem in problems:
+        print(f"{problem.path}:{problem.line}: {problem.text}", file=sys.stderr)
+    if not targets and not problems:
+        print("no targets; mark one with @forge_target", file=sys.stderr)
+    document = json.dumps(lint_document(linted, problems), indent=1, ensure_ascii=False)
+    if quiet:
+        print(document)
+    elif arguments.json is not None:
+        _write(arguments.json, document + "\n")
+    return 1 if problems or any(one.status != "ok" for one in linted) else 0
+
+
+def _named_or_below(name: str) -> Discovery:
+    """What ``path::Name``, a file or a folder holds. Raises ``UsageError``."""
+    from pytest_cudaforge.discovery import Discovery
+
+    if "::" in name:
+        return Discovery((target_named(name),), (), 1)
+    return _scan([Path(name)], root_of(Path(name)))
+
+
+def _linted(target: Target, evaluator: Evaluator) -> _Linted:
+    try:
+        return _Linted(target, evaluator.findings(target), "")
+    except TargetError as error:
+        return _Linted(target, (), error.what)
+
+
+def _lint_lines(linted: _Linted) -> list[str]:
+    words = {"ok": "ok", "refused": "refused", "error": "cannot be run"}
+    lines = [f"{linted.target.id}: {words[linted.status]}"]
+    lines += [f"  {line}" for line in linted.error.splitlines()]
+    for workload, finding in linted.findings:
+        lines.append(f"  {'refused' if finding.refuses else 'note'}  {workload}: {finding.text}")
+    return lines
+
+
+def lint_document(linted: Sequence[_Linted], problems: Sequence[Any]) -> dict[str, Any]:
+    """The findings as the stable JSON contract: within a version fields are added, never renamed or removed.
+
+    ``status`` of a target: ok (notes at most), refused, error (its own code failed). ``problems``: what the scan
+    could not make a target of.
+    """
+    from pytest_cudaforge.records import to_json
+
+    targets = [
+        {
+            "target": one.target.id,
+            "status": one.status,
+            "error": one.error,
+            "findings": [{"workload": workload, **to_json(finding)} for workload, finding in one.findings],
+        }
+        for one in linted
+    ]
+    return {"format": "cudaforge-lint", "version": 1, "targets": targets, "problems": to_json(list(problems))}
+
+
 # -- list ------------------------------------------------------------------------------------------------------
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _scan(paths: Sequence[Path], root: Path | None) -> Discovery:
+    """Targets below ``paths``, or below the settings' forge_paths, or here. Raises ``UsageError``."""
     from pytest_cudaforge.config import load
     from pytest_cudaforge.discovery import discover
-    from pytest_cudaforge.records import to_json
 
-    root = root_of(Path.cwd())
-    for path in arguments.paths:
+    root = root or root_of(Path.cwd())
+    for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist", expected="files and folders to scan")
-    settings = None if arguments.paths else load({}, root=root, start=Path.cwd(), environ=os.environ)
-    paths = arguments.paths or (settings.forge_paths if settings is not None else ()) or [Path.cwd()]
-    found = discover(paths, root)
+    settings = None if paths else load({}, root=root, start=Path.cwd(), environ=os.environ)
+    return discover(paths or (settings.forge_paths if settings is not None else ()) or [Path.cwd()], root)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge.records import to_json
+
+    found = _scan(arguments.paths, None)
     if arguments.json:
         print(json.dumps({"targets": to_json(found.targets), "problems": to_json(found.problems)}, indent=1))
     else:

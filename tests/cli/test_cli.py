@@ -240,6 +240,44 @@ def test_a_target_that_raises_is_a_situation(repo: Path) -> None:
     assert done.returncode == 2 and "no_such_thing" in done.stderr and "Traceback" not in done.stderr
 
 
+# -- lint, for real ------------------------------------------------------------------------------------------------
+
+
+def test_lint_says_what_a_trivial_kernel_would_pass(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lint", "layers.py", "--device", "cpu", "--json", "lint.json"]) == 1
+    assert "layers.py::Twice: ok" in said(capsys)
+    data = json.loads((repo / "lint.json").read_text())
+    assert data["format"] == "cudaforge-lint" and data["problems"] == []
+    status = {target["target"]: target["status"] for target in data["targets"]}
+    assert status == {"layers.py::Twice": "ok", "layers.py::Constant": "refused"}
+    (finding,) = data["targets"][1]["findings"]
+    assert (finding["workload"], finding["kind"], finding["refuses"]) == ("default", "constant", True)
+    assert finding["text"].startswith("a constant would pass; right on all of another draw, shifted inputs")
+
+
+def test_lint_of_one_honest_target_and_of_none(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lint", "layers.py::Twice", "--device", "cpu", "--json", "-"]) == 0
+    (target,) = json.loads(capsys.readouterr().out)["targets"]
+    assert target == {"target": "layers.py::Twice", "status": "ok", "error": "", "findings": []}
+    (repo / "empty").mkdir()
+    assert cli.main(["lint", "empty"]) == 0 and "no targets" in capsys.readouterr().err
+
+
+def test_lint_of_what_cannot_be_run_goes_on_with_the_rest(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repo / "layers.py").write_text(LAYERS.replace("return x * 2", "return x.no_such_thing"))
+    assert cli.main(["lint", "--device", "cpu"]) == 1
+    text = capsys.readouterr().out
+    assert "layers.py::Twice: cannot be run" in text and "no_such_thing" in text
+    assert "layers.py::Constant: refused\n  refused  default: a constant would pass" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nowhere"], ["layers.py::Nothing"], ["layers.py", "--json", "no/such/folder.json"]]
+)
+def test_lint_usage(repo: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert cli.main(["lint", *arguments, "--device", "cpu"]) == 2 and "cudaforge: " in capsys.readouterr().err
+
+
 # -- doctor --------------------------------------------------------------------------------------------------------
 
 
