@@ -465,6 +465,10 @@ class _Attempt:
         self._workshop = self.evaluator.workshop(self.candidate, self.target, self.facts, self.fresh)
         return self._workshop
 
+    def _workbench(self, workshop: Workshop, product: Product) -> Workbench:
+        host = self.evaluator
+        return Workbench(workshop, host.oracle, self.target, product, host.hang_limit_s(self._slowest()))
+
     def _label_module(self, workshop: Workshop) -> None:
         """See what runs in a call of each workload, name the work and refuse what is not allowed."""
         found = least_own([self._workbench(workshop, product).work() for product in self._products])
@@ -474,10 +478,6 @@ class _Attempt:
     def _require_language(self) -> None:
         language = self.candidate.language
         wanted = "cuda" if self.evaluator.kind == "cuda" else "cpp"
-    def _workbench(self, workshop: Workshop, product: Product) -> Workbench:
-        host = self.evaluator
-        return Workbench(workshop, host.oracle, self.target, product, host.hang_limit_s(self._slowest()))
-
         if language in ("cpp", "cuda") and language != wanted:
             raise ConfigError(
                 f"a {language} candidate cannot run on {self.evaluator.settings.device}",
