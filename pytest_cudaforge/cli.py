@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--allow", action="append", choices=WORKS[1:], default=[], help="let this work pass too")
     evaluate.add_argument("--no-lint", action="store_true", help="do not check first whether the target is worth it")
     evaluate.add_argument("--no-timing", action="store_true", help="correctness only")
+    evaluate.add_argument("--blocks", action="store_true", help="keep every timed block in the JSON")
     evaluate.add_argument(
         "--isolation", choices=("auto", "none"), default=None, help="none: no sandbox; not publishable"
     )
@@ -101,7 +102,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json is not None and arguments.json != Path("-"):
         _check_writable(arguments.json)
     config = _settings(arguments, Path(target.root))
-    with open_evaluator(config) as evaluator:
+    with open_evaluator(config, keep_blocks=arguments.blocks) as evaluator:
         faults = () if arguments.no_lint else evaluator.lint(target)
         if faults:
             evaluation = _refused(faults, candidate, target, evaluator)

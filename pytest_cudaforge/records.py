@@ -277,7 +277,19 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class TimedBlock:
+    """One block of a sitting: ns per call by party, in one process of the candidate's. ``foreign`` is the share of the
+    block's time in which some process of the machine waited for a core."""
+
+    process: int
+    ns: tuple[tuple[str, float], ...]
+    foreign: float = 0.0
+
+
+@dataclass(frozen=True)
 class WorkloadTiming:
+    """``blocks``: what everything else was reckoned from, kept on request."""
+
     workload: str
     candidate: Sample
     eager: Sample
@@ -288,6 +300,7 @@ class WorkloadTiming:
     roofline_ns: float | None = None
     incumbent: Sample | None = None
     vs_incumbent: Ratio | None = None
+    blocks: tuple[TimedBlock, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,17 @@ __all__ = ["cache_dir", "open_evaluator"]
 
 
 def open_evaluator(
-    config: ForgeConfig, *, device: str | None = None, python_paths: Sequence[str | Path] = ()
+    config: ForgeConfig,
+    *,
+    device: str | None = None,
+    python_paths: Sequence[str | Path] = (),
+    keep_blocks: bool = False,
 ) -> Evaluator:
     """The evaluator that the settings describe; a context manager.
 
     ``device`` overrides the settings' own. ``python_paths`` are importable for targets, after their own import root
-    and before the root of the repo. Starts nothing by itself: children start when they are first needed. Raises
-    ``DeviceError`` for a device that cannot be.
+    and before the root of the repo. ``keep_blocks``: timings hold their raw blocks. Starts nothing by itself: children
+    start when they are first needed. Raises ``DeviceError`` for a device that cannot be.
     """
     from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
     from pytest_cudaforge.hardware import choose
@@ -36,6 +40,7 @@ def open_evaluator(
             timing_budget_s=config.timing_budget_s,
             allow=config.allow,
             python_paths=tuple(str(path) for path in (*python_paths, config.root)),
+            keep_blocks=keep_blocks,
         )
     )
 

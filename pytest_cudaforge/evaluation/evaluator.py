@@ -12,7 +12,7 @@ import platform
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -34,6 +34,7 @@ from pytest_cudaforge.evaluation.sitting import (
     Rotation,
     Sitting,
     frame_count,
+    kept_blocks,
     open_rotation,
     stalled_share,
     summarise,
@@ -80,7 +81,8 @@ _KEEP_ROTATION_BYTES = 1 << 30
 @dataclass(frozen=True)
 class EvaluatorSettings:
     """``device``: "cpu" or "cuda:N". ``arch`` None: the device's own. ``hang_limit_s`` None: from the reference's time,
-    at least 10 s. ``timing_budget_s`` is per candidate, over all its workloads. ``allow`` None: the target's own."""
+    at least 10 s. ``timing_budget_s`` is per candidate, over all its workloads. ``allow`` None: the target's own.
+    ``keep_blocks``: timings hold every block they were reckoned from."""
 
     device: str = "cpu"
     arch: str | None = None
@@ -92,6 +94,7 @@ class EvaluatorSettings:
     allow: tuple[str, ...] | None = None
     python_paths: tuple[str, ...] = ()
     lock_dir: Path | None = None
+    keep_blocks: bool = False
 
 
 @dataclass
@@ -592,7 +595,8 @@ class _Attempt:
             raise Refusal(Status.REJECTED, f"{product.workload.name}: the clock gave no usable block")
         self._foreign = max(self._foreign, max(block.foreign for block in blocks))
         bound_ns = roofline.reference_ns(product.workload, self.facts.precision, host.device)
-        return summarise(rotation, blocks, len(product.traced.main.launches), bound_ns)
+        summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns)
+        return replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary
 
     def _check_physics(self, product: Product, result: WorkloadTiming) -> None:
         """On a GPU nothing writes its outputs faster than the memory takes them."""

@@ -37,7 +37,7 @@ from pytest_cudaforge.evaluation.timing import (
 )
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.plan import LibraryCall
-from pytest_cudaforge.records import Sample, Status, Target, WorkloadFacts, WorkloadTiming, to_json
+from pytest_cudaforge.records import Sample, Status, Target, TimedBlock, WorkloadFacts, WorkloadTiming, to_json
 
 __all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "open_rotation"]
 
@@ -378,6 +378,11 @@ def summarise(rotation: Rotation, blocks: Sequence[Block], launches: int, roofli
         incumbent=samples["incumbent"] if raced else None,
         vs_incumbent=ratio_of(blocks, "incumbent") if raced else None,
     )
+
+
+def kept_blocks(blocks: Sequence[Block]) -> tuple[TimedBlock, ...]:
+    """The blocks as records."""
+    return tuple(TimedBlock(block.process, block.ns, block.foreign) for block in blocks)
 
 
 def was_disturbed(alone: dict[str, Sample], timing: WorkloadTiming) -> bool:

@@ -206,7 +206,7 @@ def evaluate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_right_candidate_passes(repo: Path) -> None:
-    done = evaluate("layers.py::Twice", "right", "--json", "verdict.json")
+    done = evaluate("layers.py::Twice", "right", "--json", "verdict.json", "--blocks")
     assert done.returncode == 0, done.stdout + done.stderr
     data = json.loads((repo / "verdict.json").read_text())
     assert data["status"] == "PASSED" and data["work"]["label"] == "kernel"
@@ -218,6 +218,8 @@ def test_a_right_candidate_passes(repo: Path) -> None:
         "disturbed",
     )
     assert data["verification"]["cases"] and data["isolation"] in "ABC"
+    (workload,) = data["timing"]["workloads"]
+    assert {name for name, _ in workload["blocks"][0]["ns"]} >= {"candidate", "eager"}
     assert "vs eager" in done.stdout and "cases right" in done.stdout
 
 
