@@ -13,13 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CHARGED_ABOVE", "REFUSED_ABOVE", "Round", "lag_of", "play_rounds"]
+__all__ = ["CHARGED_ABOVE", "REFUSED_ABOVE", "SINGLE_REFUSED_ABOVE", "Round", "lag_of", "play_rounds", "single_of"]
 
 #: New values may cost this many times what seen ones do before the difference is charged to the kernel's time:
 #: branches learnt by heart and the noise of one short pass lie below.
 CHARGED_ABOVE = 1.25
 #: ... and before it is refused. Nothing but remembered answers explains that much in every round.
 REFUSED_ABOVE = 2.0
+#: What a pass may cost beside its calls (a request, threads that wake up), and fetching its answers at most.
+_PASS_NS = 500_000.0
+_FETCH_NS_PER_BYTE = 0.3
+#: A call may take so many times longer in a pass, whose inputs are in no cache, than among repeated ones.
+SINGLE_REFUSED_ABOVE = 3.0
 #: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
 #: by noise alone looks suspicious in all of them once in 2**8 times at most.
 MAX_ROUNDS = 8
@@ -41,6 +46,16 @@ def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
     extra_ns = min((r.new_ns - r.seen_ns for r in rounds), default=0.0)
     lag = 1.0 + max(0.0, extra_ns) / max(call_ns, 1.0)
     return lag if lag > CHARGED_ABOVE else 1.0
+
+
+def single_of(rounds: Sequence[Round], call_ns: float, pass_bytes: int, calls: int) -> float:
+    """How many times ``call_ns`` a call takes in a pass that fetches every answer; 1.0 and less within noise.
+
+    A module's own host code could skip calls of a long run whose answers nobody fetches: inputs it has seen give
+    outputs that lie there already. In a pass it cannot. ``pass_bytes`` were fetched in a pass of ``calls``.
+    """
+    spare_ns = (_PASS_NS + pass_bytes * _FETCH_NS_PER_BYTE) / calls
+    return (min(min(r.new_ns, r.seen_ns) for r in rounds) - spare_ns) / max(call_ns, 1.0)
 
 
 def play_rounds(play: Callable[[], Round], call_ns: float) -> tuple[Round, ...]:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.timing import slope_ns
 from pytest_cudaforge.evaluation.worker import Worker
@@ -16,6 +17,8 @@ __all__ = ["EventParty", "Party", "SlopeParty", "baseline_party", "worker_party"
 #: A turn that takes so many times its slice is taken as it is.
 _CRAWL = 6.0
 _MAX_CALLS = 20_000
+#: A turn may take so many times its slice for the sake of a slope without the fetching of answers.
+_PATIENCE = 10.0
 
 
 def _nothing() -> None: ...
@@ -34,12 +37,20 @@ class Party(Protocol):
 
 
 class SlopeParty:
-    """Timed by this process's clock: ``run(calls)`` returns the ns of one request."""
+    """Timed by this process's clock: ``run(calls)`` returns the ns of one request.
+
+    ``fetched``: so many answers are fetched in a request, or all of fewer calls. That cancels in the slope where a turn
+    makes as many calls, which it does unless they take very long.
+    """
 
     def __init__(
-        self, run: Callable[[int], int], before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing
+        self,
+        run: Callable[[int], int],
+        before: Callable[[], None] = _nothing,
+        after: Callable[[], None] = _nothing,
+        fetched: int = 1,
     ) -> None:
-        self._run, self._before, self._after = run, before, after
+        self._run, self._before, self._after, self._fetched = run, before, after, fetched
         self._per_call_ns = 0.0
         self.calls = 0
 
@@ -48,6 +59,8 @@ class SlopeParty:
         try:
             if not self._per_call_ns:
                 self._calibrate()
+            if self._fetched * self._per_call_ns < _PATIENCE * slice_ns:
+                least = max(least, self._fetched)
             calls = max(least, min(_MAX_CALLS, math.ceil(slice_ns / max(self._per_call_ns, 1.0))))
             once = self._run(calls)
             # Too few calls (the last turn was a slow one) would leave a slope of nothing but noise.
@@ -138,4 +151,5 @@ def worker_party(
         with oracle.paused():
             return worker.run_many(sets, calls, timeout_s=limit_s)
 
-    return SlopeParty(run, worker.cont, worker.stop)
+    fetched = len(sets) if isinstance(worker, ModuleWorker) else 1
+    return SlopeParty(run, worker.cont, worker.stop, fetched)

@@ -19,7 +19,15 @@ from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, W
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves
 from pytest_cudaforge.evaluation.contract import status_of
-from pytest_cudaforge.evaluation.novelty import REFUSED_ABOVE, Round, lag_of, play_rounds
+from pytest_cudaforge.evaluation.novelty import (
+    MAX_ROUNDS,
+    REFUSED_ABOVE,
+    SINGLE_REFUSED_ABOVE,
+    Round,
+    lag_of,
+    play_rounds,
+    single_of,
+)
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.parties import Party, baseline_party, worker_party
 from pytest_cudaforge.evaluation.refusal import Refusal
@@ -299,6 +307,25 @@ class Sitting:
                 Status.REJECTED,
                 f"{self.product.workload.name}: a call takes {call_ns / 1e3:.3g} us on values it has seen before and "
                 f"{lag:.1f} times that on new ones, in each of {len(rounds)} rounds: it remembers answers",
+            )
+        if not self.product.traced.main.steps:
+            self._check_no_call_skipped(rounds, play, call_ns)
+
+    def _check_no_call_skipped(self, rounds: tuple[Round, ...], play: Callable[[], Round], call_ns: float) -> None:
+        """A module's host code sees which answers are fetched: does a call take as long where all of them are?"""
+        workload, frames = self.product.workload, self.rotation.frames
+        fetched_bytes = frames * workload.output_bytes
+
+        def times() -> float:
+            return single_of(rounds, call_ns, fetched_bytes, frames)
+
+        while times() > SINGLE_REFUSED_ABOVE and len(rounds) < MAX_ROUNDS:
+            rounds = (*rounds, play())
+        if times() > SINGLE_REFUSED_ABOVE:
+            raise Refusal(
+                Status.REJECTED,
+                f"{workload.name}: a call takes {call_ns / 1e3:.3g} us in a run of repeated calls and {times():.1f} "
+                f"times that where every answer is fetched, in each of {len(rounds)} rounds: it skips calls",
             )
 
     def _judge(self, table: _Table, frame: int) -> None:
