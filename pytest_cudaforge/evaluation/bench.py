@@ -17,7 +17,6 @@ from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
 from pytest_cudaforge.evaluation.correctness import Judgement, Rule, judge_indices, judge_output
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
-from pytest_cudaforge.evaluation.redraw import redraw
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
@@ -178,12 +177,7 @@ class Bench:
         args, kwargs = self.subject.draw(self.workload, case.seed)
         args, kwargs = apply_variant(self.variant, args, kwargs)
         leaves, tree = flatten_call(args, kwargs)
-        if case.family != "drawn":
-            generator = torch.Generator(device=self.device).manual_seed(case.seed ^ 0x5EED)
-            structures = self.subject.structures(self.workload)
-            for path, leaf in leaves.items():
-                if isinstance(leaf, Tensor) and structures.get(path, "drawn") != "drawn":
-                    leaves[path] = redraw(case.family, leaf, structures[path], generator)
+        self.subject.redraw(self.workload, leaves, case.family, case.seed)
         return leaves, tree
 
     def _write(self, region: str, value: Any) -> None:

@@ -17,13 +17,15 @@ from typing import Any
 from pytest_cudaforge.evaluation.arena import lay_out
 from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, scratch_layout
-from pytest_cudaforge.records import TargetFacts, WorkloadFacts
+from pytest_cudaforge.records import WorkloadFacts
 
 __all__ = ["CallLayout", "Trial", "call_layout", "contract_trials", "output_leaves"]
 
 #: Above this, one frame only and fewer trials: moving gigabytes is what such a case costs.
 BIG_CALL_BYTES = 1 << 30
-FAMILIES = ("normal", "uniform", "shifted", "large", "sparse", "integer")
+#: Then the redraws that show most: a one-pass variance (shifted), a missing max (large), dropped terms (integer), or
+#: the next best ones where the reference itself fails on one of these.
+BIG_CALL_FAMILIES = 3
 REDZONE_BYTES = 256
 AGAIN = "drawn again"
 #: Calls before the last trial, at least and at most: more than anybody would guess that a check takes.
@@ -50,12 +52,10 @@ class Trial:
     frame_before: int = 0
 
 
-def contract_trials(
-    facts: TargetFacts, workload: WorkloadFacts, structures: Mapping[str, str], *, trials: int = 5
-) -> tuple[Trial, ...]:
+def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:
     """The contract trials of one workload. Seeds are secret and fresh: call it after the candidate is fixed.
 
-    ``structures`` says per input which redraws keep its meaning (see the redraw module).
+    ``families``: the redraws that keep the inputs' meaning, those first that show most (the oracle knows them).
     """
     big = workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
     cases: list[tuple[str, TrialCase]] = [("drawn", TrialCase(secrets.randbits(62)))]
@@ -64,8 +64,7 @@ def contract_trials(
     if not big:
         # The values of the first case at the other frame's pointers.
         cases.append((AGAIN, cases[0][1]))
-    families = _families(facts, structures)
-    for family in families[:3] if big else families:
+    for family in families[:BIG_CALL_FAMILIES] if big else families:
         cases.append((family, TrialCase(secrets.randbits(62), family, _seed())))
     if big:
         return tuple(Trial(name, case, 0, i % 2) for i, (name, case) in enumerate(cases))
@@ -96,15 +95,6 @@ def _frame(index: int) -> int:
 
 def _seed() -> int:
     return secrets.randbits(62)
-
-
-def _families(facts: TargetFacts, structures: Mapping[str, str]) -> tuple[str, ...]:
-    if facts.distributions == "drawn":
-        return ()
-    kinds = set(structures.values())
-    if "generic" in kinds:
-        return ("shifted", "large", "integer", "normal", "uniform", "sparse")
-    return ("shifted", "sparse") if "unit" in kinds else ()
 
 
 # -- layout ------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class _Oracle:
         return self.subject(target).structures(workload, widen=widen)
 
     def do_families(self, target: Any, workload: str, most: int | None) -> Any:
-        return self.subject(target).families(workload, most)
+        return list(self.subject(target).families(workload, most))
 
     def do_variants(self, target: Any, workload: str, sizes: bool = True) -> Any:
         """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too."""

@@ -189,7 +189,10 @@ class Subject:
         """
         unit = [path for path, kind in found.items() if kind == "unit"]
         everything: dict[str, Structure] = {path: "generic" if kind == "unit" else kind for path, kind in found.items()}
-        if not unit or self._takes_all(workload, everything):
+        if not unit:
+            return found
+        if self._takes_all(workload, everything):
+            self._families[workload] = dict.fromkeys(_DOMAIN_FAMILIES, True)
             return everything
         kept = dict(found)
         for path in unit[:_MAX_WIDENED] if len(unit) > 1 else ():

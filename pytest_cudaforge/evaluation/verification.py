@@ -21,6 +21,7 @@ from pytest_cudaforge.errors import (
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import (
     BIG_CALL_BYTES,
+    BIG_CALL_FAMILIES,
     CallLayout,
     Trial,
     call_layout,
@@ -113,8 +114,9 @@ class Verifier:
         for product in products:
             self._check_structure(product)
         for product in products:
-            structures = self.oracle.structures(self.target, product.workload.name)
-            trials = contract_trials(self.facts, product.workload, structures, trials=self.trials)
+            most = BIG_CALL_FAMILIES if _is_big(product.workload) else None
+            families = self.oracle.families(self.target, product.workload.name, most)
+            trials = contract_trials(product.workload, families, trials=self.trials)
             self._run_contract(product, trials)
         for product in products[:_MAX_PROBED_WORKLOADS]:
             self._probe(product)

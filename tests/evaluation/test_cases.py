@@ -8,28 +8,11 @@ import itertools
 from pytest_cudaforge.evaluation.cases import call_layout, contract_trials, output_leaves
 from pytest_cudaforge.evaluation.contract import compare_structure, label_of, status_of
 from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View
-from pytest_cudaforge.records import Mismatch, Status, TargetFacts, WorkloadFacts
+from pytest_cudaforge.records import Mismatch, Status, WorkloadFacts
 
+FAMILIES = ("shifted", "large", "integer", "sparse", "normal", "uniform")
 SPEC = TensorSpec((4, 8), "float32", (8, 1))
 WORKLOAD = WorkloadFacts("default", (("0", SPEC),), {}, (("out", SPEC),), {}, 128, 32, 128, 0)
-FACTS = TargetFacts(
-    "t",
-    "fp32",
-    None,
-    None,
-    ("cpp",),
-    1.0,
-    ("kernel",),
-    "eval",
-    False,
-    False,
-    "drawn",
-    "all",
-    (),
-    False,
-    None,
-    (WORKLOAD,),
-)
 
 
 def _plan(outputs: object = View(2, (4, 8), (8, 1)), steps: tuple[object, ...] | None = None) -> LaunchPlan:
@@ -44,7 +27,7 @@ def _plan(outputs: object = View(2, (4, 8), (8, 1)), steps: tuple[object, ...] |
 
 
 def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> None:
-    trials = contract_trials(FACTS, WORKLOAD, {"0": "generic"}, trials=5)
+    trials = contract_trials(WORKLOAD, FAMILIES, trials=5)
     pairs = list(itertools.pairwise(trials))
     assert any(a.frame == b.frame and a.case != b.case for a, b in pairs)
     assert any(a.frame != b.frame for a, b in pairs)
@@ -52,11 +35,11 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
     assert again.case == trials[0].case and again.frame != trials[0].frame
     assert {trial.poison for trial in trials} == {0, 1}
     assert [t.case.weights_seed is None for t in trials if t.name == "drawn"] == [True]
-    assert {t.name for t in trials} >= {"normal", "uniform", "shifted", "large", "sparse", "integer"}
+    assert {t.name for t in trials} >= set(FAMILIES)
 
 
 def test_seeds_are_fresh_every_time() -> None:
-    first, second = (contract_trials(FACTS, WORKLOAD, {}) for _ in range(2))
+    first, second = (contract_trials(WORKLOAD, ()) for _ in range(2))
     assert len(first) == 7
     assert not {t.case.seed for t in first} & {t.case.seed for t in second}
 
@@ -64,7 +47,7 @@ def test_seeds_are_fresh_every_time() -> None:
 def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> None:
     orders = set()
     for _ in range(20):
-        trials = contract_trials(FACTS, WORKLOAD, {"0": "generic"})
+        trials = contract_trials(WORKLOAD, FAMILIES)
         orders.add(tuple(trial.name for trial in trials))
         again = next(trial for trial in trials if trial.name == "drawn again")
         assert (trials[0].name, trials[0].frame, again.frame) == ("drawn", 0, 1)
@@ -84,18 +67,15 @@ def test_sealed_bindings_leave_only_what_a_call_may_write() -> None:
     assert [place for _, place in layout.sealed_bindings(0, 0, 2, set())] == [p for _, p in layout.bindings(0)]
 
 
-def test_restricted_and_structured_targets_are_only_drawn() -> None:
-    restricted = dataclasses.replace(FACTS, distributions="drawn")
-    for facts, structure in [(restricted, "generic"), (FACTS, "drawn")]:
-        assert {t.case.family for t in contract_trials(facts, WORKLOAD, {"0": structure})} == {"drawn"}
-    assert {t.name for t in contract_trials(FACTS, WORKLOAD, {"0": "unit"})} >= {"shifted", "sparse"}
+def test_without_redraws_every_trial_is_drawn() -> None:
+    assert {t.case.family for t in contract_trials(WORKLOAD, ())} == {"drawn"}
 
 
 def test_big_calls_get_one_frame_and_fewer_trials() -> None:
     big = dataclasses.replace(WORKLOAD, input_bytes=7 << 30)
-    trials = contract_trials(FACTS, big, {"0": "unit"})
+    trials = contract_trials(big, FAMILIES)
     assert {t.frame for t in trials} == {0}
-    assert len(trials) == 5
+    assert [t.case.family for t in trials] == ["drawn", "drawn", "drawn", "shifted", "large", "integer"]
     assert {t.poison for t in trials} == {0, 1}
 
 
