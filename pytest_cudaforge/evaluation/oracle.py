@@ -306,7 +306,12 @@ class OracleClient:
     def families(self, target: Target, workload: str, most: int | None = None) -> tuple[str, ...]:
         """Redraws that this workload's reference takes, at most ``most``, those first that show most."""
         self.structures(target, workload)
-        return tuple(self.request("families", target=to_json(target), workload=workload, most=most))
+        try:
+            return tuple(self.request("families", target=to_json(target), workload=workload, most=most))
+        except (TargetError, OracleError):
+            # One of them took the process down, and the next one would: only what the target draws is left.
+            self.structures(target, workload)
+            return ()
 
     def variants(self, target: Target, workload: str) -> tuple[tuple[str, WorkloadFacts], ...]:
         """Probes the reference itself answers: other strides, neighbouring sizes."""

@@ -34,6 +34,27 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: torch.linspace(-1, 1, 64), "drawn"),
         (lambda: torch.full((4, 4), float("-inf")).triu(1) + torch.randn(4, 4), "drawn"),
         (lambda: torch.randn(0, 4), "drawn"),
+        (lambda: torch.randn(6, 32, 8).softmax(1), "drawn"),
+        (lambda: nn.functional.normalize(torch.randn(32, 16)), "drawn"),
+        (lambda: torch.linalg.qr(torch.randn(24, 24)).Q, "drawn"),
+        (lambda: (lambda a: a @ a.mT + torch.eye(12))(torch.randn(3, 12, 12)), "drawn"),
+        (lambda: (lambda a: a - a.mT)(torch.randn(12, 12)), "drawn"),
+        (lambda: torch.eye(16)[torch.randperm(16)], "drawn"),
+        (lambda: nn.functional.one_hot(torch.randint(0, 5, (32,)), 5).float(), "drawn"),
+        (lambda: torch.randint(0, 2, (32,)).float() * 2 - 1, "drawn"),
+        (lambda: (torch.rand(32, 32) > 0.5).float(), "drawn"),
+        (lambda: torch.randn(64, 64).fill_diagonal_(0), "drawn"),
+        (lambda: nn.functional.pad(torch.randn(1200, 4), (0, 0, 0, 1)), "drawn"),
+        (lambda: torch.randn(40, 8, 2).sort(0).values, "drawn"),
+        (lambda: (torch.randn(100, 100) * 4).round() / 4, "drawn"),
+        (lambda: torch.randn(()).expand(8, 8).clone(), "drawn"),
+        (lambda: torch.randn(int(torch.randint(2, 99, ())), 3), "drawn"),
+        (lambda: torch.rand(300, 300).bfloat16(), "unit"),
+        (lambda: torch.randn(300, 300).half(), "generic"),
+        (lambda: torch.randn(4096, 64) / 8, "generic"),
+        (lambda: torch.rand(64, 64) * 2 - 1, "generic"),
+        (lambda: torch.randn(2, 2), "generic"),
+        (lambda: torch.rand(3, 5, 7) * torch.rand(()), "unit"),
     ],
 )
 def test_structure_is_seen_from_two_draws(make: object, structure: str) -> None:
@@ -48,6 +69,12 @@ def test_redraws_keep_shape_dtype_and_layout(family: str) -> None:
         assert (again.shape, again.dtype, again.stride()) == (drawn.shape, dtype, drawn.stride())
         assert bool(again.isfinite().all())
         assert not torch.equal(again, drawn)
+
+
+def test_an_input_of_one_element_is_redrawn_to_a_number() -> None:
+    for family in FAMILIES:
+        again = redraw(family, torch.randn(1), "generic", torch.Generator().manual_seed(3))
+        assert bool(again.isfinite().all())
 
 
 def test_unit_inputs_stay_in_their_range_and_structured_ones_as_drawn() -> None:

@@ -1,0 +1,146 @@
+"""What a target's inputs are like, decided per input: honest ones keep their meaning, generic ones are redrawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.subject import Subject
+
+GENERIC = ("shifted", "large", "integer", "sparse", "normal", "uniform")
+UNIT = ("shifted", "sparse")
+
+TARGETS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.rand(8, 32)])
+def logarithm(x):
+    return torch.log(x + 1e-6)
+
+@forge_target(inputs=lambda: [torch.rand(8, 32), torch.rand(8, 32)])
+def root_beside_a_product(x, scale):
+    return x.sqrt() * scale
+
+@forge_target(inputs=lambda: [torch.rand(8, 32), torch.rand(8, 32)])
+def binary_cross_entropy(p, target):
+    return F.binary_cross_entropy(p, target)
+
+@forge_target(inputs=lambda: [torch.rand(8, 32).softmax(-1), torch.rand(8, 32).softmax(-1)])
+def kl_divergence(p, q):
+    return F.kl_div(p.log(), q, reduction="batchmean")
+
+@forge_target(inputs=lambda: [torch.rand(32, 8), torch.randint(0, 8, (32,))])
+def cross_entropy(x, labels):
+    return F.cross_entropy(x, labels)
+
+@forge_target(inputs=lambda: [torch.randn(32, 8), torch.randn(32, 8), torch.ones(32)])
+def cosine_loss(x, y, target):
+    return F.cosine_embedding_loss(x, y, target)
+
+@forge_target(inputs=lambda: [torch.rand(32), torch.randint(0, 2, (32,)).float() * 2 - 1])
+def hinge(x, sign):
+    return (1 - x * sign).clamp(min=0).mean()
+
+@forge_target(inputs=lambda: [torch.randn(32, 8), torch.randint(0, 32, (5,)).float()])
+def float_indices(x, rows):
+    return x[rows.long()]
+
+@forge_target(inputs=lambda: [torch.randn(16, 8), torch.randint(1, 8, (16,)).float()])
+def mean_of_lengths(x, lengths):
+    keep = torch.arange(8) < lengths[:, None]
+    return (x * keep).sum(-1) / lengths
+
+@forge_target(inputs=lambda: [torch.rand(32, 32).tril(), torch.rand(32, 32).tril()])
+def triangular(a, b):
+    return (a @ b).tril()
+
+@forge_target(inputs=lambda: [torch.rand(16), torch.rand(8, 16)])
+def bucket(edges_like, x):
+    return edges_like[(x * 16).long()]
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def naive_softmax(x):
+    e = x.exp()
+    return e / e.sum(-1, keepdim=True)
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def stable_softmax(x):
+    return x.softmax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def small_values_only(x):
+    if x.abs().max() > 20:
+        raise ValueError("values must be small")
+    return x * 2
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)], distributions="drawn")
+def restricted(x):
+    return x * 2
+
+@forge_target(inputs=lambda: {"x": torch.randn(8, 4), "many": [torch.rand(4), {"deep": torch.rand(4)}]})
+def nested(x, many):
+    return x * many[0] * many[1]["deep"]
+
+@forge_target(inputs=lambda: [torch.randn(8), torch.randn(8), torch.randn(8)])
+def any_number(first, *others):
+    return first + sum(others)
+"""
+
+EXPECTED = {
+    "logarithm": ({"0": "unit"}, UNIT),
+    "root_beside_a_product": ({"0": "unit", "1": "generic"}, GENERIC),
+    "binary_cross_entropy": ({"0": "unit", "1": "unit"}, UNIT),
+    "kl_divergence": ({"0": "drawn", "1": "drawn"}, ()),
+    "cross_entropy": ({"0": "generic", "1": "drawn"}, GENERIC),
+    "cosine_loss": ({"0": "generic", "1": "generic", "2": "drawn"}, GENERIC),
+    "hinge": ({"0": "generic", "1": "drawn"}, GENERIC),
+    "float_indices": ({"0": "generic", "1": "drawn"}, GENERIC),
+    "mean_of_lengths": ({"0": "generic", "1": "drawn"}, GENERIC),
+    "triangular": ({"0": "drawn", "1": "drawn"}, ()),
+    "bucket": ({"0": "generic", "1": "unit"}, GENERIC),
+    # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
+    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "normal", "uniform")),
+    "stable_softmax": ({"0": "generic"}, GENERIC),
+    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "normal", "uniform")),
+    "restricted": ({"0": "generic"}, ()),
+    "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, GENERIC),
+    "any_number": ({"0": "generic", "1": "generic", "2": "generic"}, GENERIC),
+}
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    root = tmp_path_factory.mktemp("subjects")
+    (root / "targets.py").write_text(TARGETS)
+    found = {target.qualname: target for target in discover([Path(root)], root).targets}
+    return lambda name: Subject(found[name], "cpu")
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_inputs_keep_their_meaning_each_by_itself(subject: Callable[[str], Subject], name: str) -> None:
+    found = subject(name)
+    assert (found.structures("default"), found.families("default")) == EXPECTED[name]
+
+
+def test_a_big_call_asks_for_the_families_that_show_most(subject: Callable[[str], Subject]) -> None:
+    assert subject("stable_softmax").families("default", 3) == ("shifted", "large", "integer")
+    assert subject("naive_softmax").families("default", 3) == ("integer", "sparse", "normal")
+
+
+def test_out_of_range_values_may_be_kept_away_from_the_reference(subject: Callable[[str], Subject]) -> None:
+    found = subject("hinge")
+    assert found.structures("default", widen=False) == {"0": "unit", "1": "drawn"}
+    assert found.families("default") == UNIT
+
+
+def test_inputs_have_the_names_that_their_author_gave(subject: Callable[[str], Subject]) -> None:
+    assert subject("hinge").input_name("1") == "input 1 (sign)"
+    assert subject("nested").input_name("kw.many.1.deep") == "input many[1]['deep']"
+    assert subject("nested").input_name("1.0") == "input 1.0 (many[0])"
+    assert [subject("any_number").input_name(path) for path in "02"] == ["input 0 (first)", "input 2 (others[1])"]
