@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
@@ -30,11 +29,13 @@ from pytest_cudaforge.evaluation.novelty import (
 )
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.parties import Party, baseline_party, worker_party
+from pytest_cudaforge.evaluation.pressure import ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
     Block,
     abba,
     block_of,
+    crowded,
     disturbed,
     faster_baseline,
     narrow_enough,
@@ -70,7 +71,7 @@ class Pace:
     def of(cls, device: str, budget_s: float) -> Pace:
         """Turns of a few ms: long against a request's own cost, short against the machine's drift."""
         if device == "cpu":
-            return cls(budget_s, 2.0e6, 2, 5, 60)
+            return cls(budget_s, 2.0e6, 3, 4, 60)
         return cls(budget_s, 8.0e6, 2, 5, 60)
 
 
@@ -144,6 +145,8 @@ class Sitting:
         self.flush_bytes, self.hang_limit_s = flush_bytes, hang_limit_s
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
+        #: Were other processes busy in nearly every block, so that none could be left out?
+        self.crowded = False
         #: How many times longer new values take than values seen before; 1.0 within noise.
         self.lag = 1.0
 
@@ -170,6 +173,7 @@ class Sitting:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
         except (WorkerFailure, LaunchFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
+        self.crowded = crowded(blocks)
         return tuple(slowed(block, "candidate", self.lag) for block in quiet_blocks(blocks))
 
     @contextlib.contextmanager
@@ -239,7 +243,7 @@ class Sitting:
         blocks: list[Block] = []
         for count in range(self.pace.max_blocks):
             order = abba(list(parties))
-            load = _ForeignLoad()
+            load = ForeignLoad()
             measured = [(name, parties[name].turn(self.pace.slice_ns)) for name in order]
             block = block_of(process, measured, load.share() if self.device == "cpu" else 0.0)
             blocks += [block] if block is not None else []
@@ -339,35 +343,6 @@ class Sitting:
         if found:
             reason = f"{name}: an output of a timed call is wrong: {found[0].output}: {found[0].detail}"
             raise Refusal(status_of(tuple(found)), reason)
-
-
-class _ForeignLoad:
-    """Linux's own account of tasks that waited for a core (pressure stall information), where there is one."""
-
-    def __init__(self) -> None:
-        self._begin, self._began_ns = _stalled_us(), time.perf_counter_ns()
-
-    def share(self) -> float:
-        """Share of the time since construction in which some task waited."""
-        elapsed_us = (time.perf_counter_ns() - self._began_ns) / 1e3
-        return max(0.0, (_stalled_us() - self._begin) / max(elapsed_us, 1.0))
-
-
-def _pressure(name: str) -> float:
-    try:
-        text = Path("/proc/pressure/cpu").read_text(encoding="ascii")
-    except OSError:
-        return 0.0
-    return float(text.split(f"{name}=", 1)[1].split()[0])
-
-
-def _stalled_us() -> int:
-    return int(_pressure("total"))
-
-
-def stalled_share() -> float:
-    """Share of the last minute in which some task of this machine waited for a core; 0 where Linux does not tell."""
-    return _pressure("avg60") / 100.0
 
 
 def time_alone(

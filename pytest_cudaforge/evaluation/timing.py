@@ -84,8 +84,14 @@ def slowed(block: Block, party: str, times: float) -> Block:
 
 def quiet_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """The blocks that no foreign load disturbed; all of them where too few are left to say anything."""
-    quiet = tuple(block for block in blocks if block.foreign <= FOREIGN)
-    return quiet if len(quiet) >= max(4, len(blocks) // 3) else tuple(blocks)
+    return tuple(blocks) if crowded(blocks) else tuple(block for block in blocks if block.foreign <= FOREIGN)
+
+
+def crowded(blocks: Sequence[Block]) -> bool:
+    """Did foreign load leave too few blocks alone? Under A/A such sittings called a kernel four times as fast as
+    itself: threads that wait for each other crawl when one of them has lost its core."""
+    quiet = sum(1 for block in blocks if block.foreign <= FOREIGN)
+    return quiet < len(blocks) and quiet < max(4, len(blocks) // 3)
 
 
 def sample_of(values: Sequence[float], blocks: int, calls: int = 1) -> Sample:

@@ -12,10 +12,12 @@ from pytest_cudaforge.evaluation.timing import (
     abba,
     block_of,
     combine,
+    crowded,
     decide,
     disturbed,
     faster_baseline,
     narrow_enough,
+    quiet_blocks,
     ratio_of,
     sample_of,
     slope_ns,
@@ -115,3 +117,11 @@ def test_disturbance_is_more_than_both_spreads() -> None:
 
 def test_the_faster_baseline_decides() -> None:
     assert faster_baseline({"eager": 10.0, "compile": 7.0}) == "compile"
+
+
+def test_blocks_that_others_disturbed_are_left_out_as_long_as_enough_remain() -> None:
+    quiet = [Block(0, (("eager", 2.0), ("candidate", 1.0)), 0.1)] * 4
+    loud = [Block(0, (("eager", 9.0), ("candidate", 1.0)), 0.8)] * 6
+    assert quiet_blocks([*quiet, *loud]) == tuple(quiet) and not crowded([*quiet, *loud])
+    assert quiet_blocks([*quiet[:3], *loud]) == (*quiet[:3], *loud) and crowded([*quiet[:3], *loud])
+    assert not crowded(quiet[:2]) and not crowded([])
