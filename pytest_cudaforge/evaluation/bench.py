@@ -6,6 +6,7 @@ all regions lie red zones. The candidate's worker sees the arena and nothing els
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
-from pytest_cudaforge.evaluation.correctness import Judgement, Rule, judge_indices, judge_output
-from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
+from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
@@ -34,6 +35,10 @@ POISON = (0xFF, 0x5B)
 _SMALL_CALL_BYTES = 1 << 28
 #: Pieces of the leading dimension where the oracle has to be run in slabs.
 SLABS = 16
+#: More runs of a reference that is declared non-deterministic; its own spread is the tolerance.
+SPREAD_RUNS = 4
+#: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
+SUM_NOISE = 4.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,11 @@ class _Frame:
 
 @dataclass
 class _Expected:
-    """Reference and oracle of one case: output leaves, mutated inputs and state by path."""
+    """Reference and oracle of one case: output leaves, mutated inputs and state by path.
+
+    ``summed``: the longest sum behind an output, by path; ``reduction`` the longest of all. ``noise``: how far rounding
+    moves outputs of few elements (rms). ``spread``: what more runs gave where the reference is non-deterministic.
+    """
 
     case: Case
     reference: dict[str, Any]
@@ -66,6 +75,16 @@ class _Expected:
     aliases: dict[str, str]
     partial: bool
     reduction: int
+    summed: dict[str, int] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
+    spread: list[dict[str, Any]] = field(default_factory=list)
+
+    def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
+        reduction = self.summed.get(path, self.reduction)
+        return Rule(reduction, self.partial, self.noise.get(path, 0.0), atol, rtol)
+
+    def spread_of(self, path: str) -> list[Tensor]:
+        return [outputs[path] for outputs in self.spread if path in outputs]
 
 
 def arena_bytes(arena: HostArena | DeviceArena, device: torch.device) -> Tensor:
@@ -252,8 +271,8 @@ class Bench:
         if path in options.index_outputs or path.removeprefix("out.") in options.index_outputs:
             sources = [t.double() for t in self._tensor_inputs(expected.case).values() if t.is_floating_point()]
             return judge_indices(path, private[path], value, sources)
-        rule = Rule(expected.reduction, expected.partial, options.atol, options.rtol)
-        return judge_output(path, private[path], value, expected.oracle[path], rule)
+        rule = expected.rule(path, options.atol, options.rtol)
+        return judge_output(path, private[path], value, expected.oracle[path], rule, expected.spread_of(path))
 
     def _tensor_inputs(self, case: Case) -> dict[str, Tensor]:
         frame = next(f for f in self.frames.values() if f.case == case)
@@ -294,10 +313,8 @@ class Bench:
             key = region.split("/", 1)[1] if region.startswith("f") else region
             if key in expected.mutated:
                 reference, oracle = expected.mutated[key]
-                judgement = judge_output(
-                    path, now.clone(), reference, oracle, Rule(expected.reduction, expected.partial)
-                )
-                found += judgement.mismatches
+                spread = expected.spread_of(key)
+                found += judge_output(path, now.clone(), reference, oracle, expected.rule(key), spread).mismatches
             elif not _same_bytes(now, value):
                 found.append(Mismatch(path, "mutation", f"{path} was changed; the reference does not change it"))
         return found
@@ -340,18 +357,9 @@ class Bench:
     def _compute(self, case: Case, frame: _Frame) -> _Expected:
         subject = self.subject
         subject.set_weights(case.weights_seed, case.kept)
-        mutates = subject.mutates(self.workload)
-        state_before = {p: t.clone() for p, t in subject.state().items() if f"state/{p}" in mutates}
-        leaves = dict(frame.inputs)
-        for path in leaves:
-            if f"input/{path}" in mutates:
-                leaves[path] = leaves[path].clone()
-        reference, aliases = self._run_reference(frame.tree, leaves)
-        mutated = {f"input/{p}": t for p, t in leaves.items() if f"input/{p}" in mutates}
-        mutated |= {f"state/{p}": subject.state()[p].clone() for p in state_before}
-        with torch.no_grad():
-            for path, tensor in state_before.items():
-                subject.state()[path].copy_(tensor)
+        reference, mutated, aliases = self._reference_run(frame)
+        runs = SPREAD_RUNS if subject.options.nondeterministic else 0
+        spread = [outputs | changed for outputs, changed, _ in (self._reference_run(frame) for _ in range(runs))]
         try:
             oracle, oracle_mutated, mode = self._run_oracle(frame, mutated)
         except torch.OutOfMemoryError:
@@ -363,7 +371,37 @@ class Bench:
             # The reference runs, its fp64 form does not (own kernels inside, checks of a dtype): it judges itself.
             oracle, oracle_mutated, mode = _self_oracle(frame, reference)
         pairs = {key: (tensor, oracle_mutated.get(key, tensor.double())) for key, tensor in mutated.items()}
-        return _Expected(case, reference, oracle, pairs, aliases, mode.partial, mode.reduction)
+        summed = {path: mode.summed(value) for path, value in (oracle | oracle_mutated).items()}
+        noise = self._noise(frame, mutated, oracle) if mode.cancels else {}
+        return _Expected(case, reference, oracle, pairs, aliases, mode.partial, mode.reduction, summed, noise, spread)
+
+    def _reference_run(self, frame: _Frame) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]:
+        """Outputs, what was written (by ``input/<path>``, ``state/<path>``) and aliases; state is put back."""
+        subject, mutates = self.subject, self.subject.mutates(self.workload)
+        before = {p: t.clone() for p, t in subject.state().items() if f"state/{p}" in mutates}
+        leaves = {p: v.clone() if f"input/{p}" in mutates else v for p, v in frame.inputs.items()}
+        outputs, aliases = self._run_reference(frame.tree, leaves)
+        mutated = {f"input/{p}": t for p, t in leaves.items() if f"input/{p}" in mutates}
+        mutated |= {f"state/{p}": subject.state()[p].clone() for p in before}
+        with torch.no_grad():
+            for path, tensor in before.items():
+                subject.state()[path].copy_(tensor)
+        return outputs, mutated, aliases
+
+    def _noise(self, frame: _Frame, mutated: Mapping[str, Tensor], oracle: Mapping[str, Any]) -> dict[str, float]:
+        """How far the rounding of its sums moves each floating output of few elements."""
+        few = {p: v for p, v in oracle.items() if isinstance(v, Tensor) and 0 < v.numel() <= FEW}
+        few = {path: value for path, value in few.items() if value.is_floating_point() or value.is_complex()}
+        if not few:
+            return {}
+        declared = declared_dtype(frame.inputs, self.subject.state())
+        unit = TOLERANCES["float64" if declared == torch.float64 else "float32"].unit_roundoff
+        try:
+            moved, _, _ = self._run_oracle(frame, mutated, noise=SUM_NOISE * unit)
+        except torch.OutOfMemoryError:
+            return {}
+        found = {path: float((moved[path] - value).abs().square().mean().sqrt()) for path, value in few.items()}
+        return {path: error for path, error in found.items() if math.isfinite(error)}
 
     def _run_reference(self, tree: Any, leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         args, kwargs = unflatten_call(tree, leaves)
@@ -372,23 +410,30 @@ class Bench:
         return outputs, find_aliases(outputs, {**leaves, **self.subject.state()})
 
     def _run_oracle(
-        self, frame: _Frame, mutated: Mapping[str, Tensor]
+        self, frame: _Frame, mutated: Mapping[str, Tensor], noise: float = 0.0
     ) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
         wide = self.subject.wide()
         leaves = {path: _widened(leaf, f"input/{path}" in mutated) for path, leaf in frame.inputs.items()}
         args, kwargs = unflatten_call(frame.tree, leaves)
-        mode = Fp64Mode()
-        with mode:
+        mode = Fp64Mode(declared_dtype(frame.inputs, self.subject.state()), noise=noise)
+        with mode, declared_limits(mode.declared):
             outputs, _ = flatten_output(self.subject.run(wide, args, kwargs))
         changed = {f"input/{path}": leaf for path, leaf in leaves.items() if f"input/{path}" in mutated}
         if isinstance(wide, torch.nn.Module):
-            changed |= {f"state/{p}": t.clone() for p, t in module_tensors(wide).items() if f"state/{p}" in mutated}
+            state = module_tensors(wide)
+            changed |= {f"state/{p}": t.clone() for p, t in state.items() if f"state/{p}" in mutated}
         return outputs, changed, mode
+
+
+def declared_dtype(leaves: Mapping[str, Any], state: Mapping[str, Any]) -> torch.dtype:
+    """What the reference computes in: the dtype of its first floating input or parameter."""
+    floating = (t.dtype for t in (*leaves.values(), *state.values()) if isinstance(t, Tensor) and t.is_floating_point())
+    return next(floating, torch.float32)
 
 
 def _self_oracle(frame: _Frame, reference: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
     mode = Fp64Mode()
-    mode.partial = True
+    mode.partial = mode.pooled = True
     tensors = [leaf for leaf in frame.inputs.values() if isinstance(leaf, Tensor) and leaf.dim()]
     mode.reduction = max((int(tensor.shape[-1]) for tensor in tensors), default=1)
     return {path: _widened(value, False) for path, value in reference.items()}, {}, mode
@@ -429,8 +474,9 @@ def _oracle_of_slab(
             if not torch.allclose(own[path], whole[part], rtol=1e-3, atol=1e-5, equal_nan=True):
                 raise _no_slabs(subject, "it does not treat the leading dimension's entries one by one")
     wide = {path: _widened(leaf, False) for path, leaf in cut.items()}
-    mode = Fp64Mode()
-    with mode:
+    mode = Fp64Mode(declared_dtype(leaves, subject.state()))
+    mode.pooled = True  # the pieces are joined outside of it
+    with mode, declared_limits(mode.declared):
         found, _ = flatten_output(subject.run(subject.wide(), *unflatten_call(tree, wide)))
     return {path: found[path] for path in outputs}, mode
 

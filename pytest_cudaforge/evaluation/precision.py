@@ -2,32 +2,46 @@
 
 The oracle is the reference with every floating tensor carried in fp64. A module that says ``x.to(torch.float32)``
 inside would otherwise be its own oracle, so down-casts are ignored: a dispatch mode rewrites every dtype an operator
-is asked for, and widens every tensor it is given.
+is asked for, and widens every tensor it is given. What a dtype *means* stays: casts to integers, ``torch.finfo``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Fp64Mode", "precision_flags", "widen"]
+__all__ = ["FEW", "Fp64Mode", "declared_limits", "precision_flags", "widen"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
-#: Operators whose sums run over what the output no longer has; the longest one sets the tolerance's growth.
+#: Operators whose sums run over what the output no longer has (all other dimensions, a window, a batch).
 _REDUCTIONS = frozenset(
     [
-        *("sum", "mean", "var", "std", "var_mean", "std_mean", "prod", "norm", "linalg_vector_norm", "logsumexp"),
-        *("_softmax", "_log_softmax", "cumsum", "native_layer_norm", "native_group_norm", "native_batch_norm"),
-        *("_native_batch_norm_legit", "_fused_rms_norm", "nll_loss_forward"),
+        *("sum", "nansum", "mean", "var", "std", "var_mean", "std_mean", "prod", "norm", "linalg_vector_norm", "trace"),
+        *("logsumexp", "native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"),
+        *("_native_batch_norm_legit", "_batch_norm_with_update", "_fused_rms_norm", "nll_loss_forward"),
+        *("nll_loss2d_forward", "mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"),
+        *("multi_margin_loss", "multilabel_margin_loss_forward", "_cdist_forward", "_euclidean_dist"),
+        *("_pdist_forward", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+        *("scatter_add", "index_add", "_embedding_bag", "_embedding_bag_forward_only", "segment_reduce"),
     ]
 )
-_PRODUCTS = frozenset(["mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul"])
+#: Operators that sum along the dimension of their second argument.
+_ALONG = frozenset(["_softmax", "_log_softmax", "cumsum", "logcumsumexp", "cumprod"])
+#: Beginnings and ends of names of operators that combine whole rows, however they do it.
+_WHOLE = re.compile(r"^_?(fft|linalg|cudnn_rnn|thnn_fused|lstm|gru|rnn|cholesky|lu_|triangular)|_rnn|_lstm|_gru")
+_PRODUCTS = frozenset(["mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"])
+#: Linear in each operand, so that the root of the same operator on squares is the scale of their sums' rounding.
+_LINEAR_SUMS = frozenset(["sum", "mean", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"])
+#: Outputs of so few elements have no norm to speak of: a single lucky one would set the bound.
+FEW = 256
+_BEHIND = "_cudaforge_summed"  # attribute of a tensor: the longest sum behind it
 
 
 def widen(dtype: torch.dtype) -> torch.dtype:
@@ -38,16 +52,30 @@ def widen(dtype: torch.dtype) -> torch.dtype:
 
 
 class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Carries every floating tensor in fp64. ``partial`` becomes true where an operator has no such form and the
-    declared precision had to be used; ``reduction`` is the longest sum seen (a product's inner length included)."""
+    """Carries every floating tensor in fp64.
 
-    def __init__(self) -> None:
+    ``partial`` becomes true where an operator has no such form and the declared precision had to be used.
+    ``reduction`` is the longest single sum seen (a product's inner length included), :meth:`summed` the longest one
+    behind a tensor; ``pooled``: these cannot be told apart. ``cancels`` becomes true where a sum has few results, which
+    may cancel to almost nothing; with ``noise`` (a unit roundoff) those are moved by what rounding such a sum leaves.
+    """
+
+    def __init__(self, declared: torch.dtype = torch.float32, *, noise: float = 0.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.partial = False
+        self.declared, self.noise = declared, noise
+        self.partial = self.cancels = False
         self.reduction = 1
+        self.pooled = False
+        self._noisy = 0
+
+    def summed(self, value: Any) -> int:
+        """The longest sum behind ``value``, as far as that can be told apart from those behind others."""
+        return self.reduction if self.pooled else int(getattr(value, _BEHIND, 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if str(func) == "aten.view.dtype":
+            return self._reinterpreted(func, args)
         keep = _mutated(func)
         wide_args = tuple(a if i in keep else tree_map(_wide, a) for i, a in enumerate(args))
         wide_kwargs = {k: v if k in keep else tree_map(_wide, v) for k, v in kwargs.items()}
@@ -57,32 +85,81 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not _lacks_fp64(error):
                 raise
             self.partial = True
-            result = tree_map(_wide, func(*tree_map(_narrow, args), **tree_map(_narrow, kwargs)))
-        self._note_reduction(func, wide_args, result)
-        return result if keep else tree_map(_wide, result)
-
-    def _note_reduction(self, func: Any, args: Any, result: Any) -> None:
+            result = tree_map(_wide, func(*tree_map(self._narrow, args), **tree_map(self._narrow, kwargs)))
+        result = result if keep else tree_map(_wide, result)
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if not tensors:
-            return
-        if name in _PRODUCTS:
-            operand = tensors[1] if name.startswith(("add", "badd")) and len(tensors) > 1 else tensors[0]
-            self.reduction = max(self.reduction, int(operand.shape[-1]) if operand.dim() else 1)
-        elif "convolution" in name and len(tensors) > 1:
-            self.reduction = max(self.reduction, math.prod(tensors[1].shape[1:]))
-        elif "attention" in name and len(tensors) > 1:
-            self.reduction = max(self.reduction, int(tensors[1].shape[-2]))
-        elif name in _REDUCTIONS:
-            self.reduction = max(self.reduction, _reduced_length(name, tensors[0], result))
+        own = _summed_length(name, wide_args, result)
+        if own > 1 and name in _LINEAR_SUMS and isinstance(result, torch.Tensor) and result.numel() <= FEW:
+            self.cancels = True
+            if self.noise and result.is_floating_point():
+                result = self._moved(func, wide_args, wide_kwargs, result)
+        written = [value for i, value in enumerate(args) if i in keep]
+        self._remember(own, (args, kwargs), (result, written), written)
+        return result
+
+    def _remember(self, own: int, given: Any, made: Any, written: Any) -> None:
+        length = max([own, *(getattr(t, _BEHIND, 1) for t in _tensors(given))])
+        self.reduction = max(self.reduction, own)
+        if length > 1:
+            for tensor in _tensors(made):
+                setattr(tensor, _BEHIND, length)
+            # What is written through a view is behind its base, too, which has no way to know.
+            self.pooled |= any(tensor._is_view() for tensor in _tensors(written))
+
+    def _moved(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
+        """``result`` off by the rounding of its sum: no two sums by the same amount, so that they do not cancel."""
+        squares = [_square(a) if isinstance(a, torch.Tensor) else a for a in args]
+        scale = func(*squares, **kwargs).sqrt()
+        if "mean" in str(func):
+            scale = scale / math.sqrt(max(1, args[0].numel() // max(1, result.numel())))
+        self._noisy += 1
+        amount = self.noise * (1.0 + (0.618 * self._noisy) % 1.0)
+        moved: torch.Tensor = result + amount * scale * (1.0 if self._noisy % 2 else -1.0)
+        return moved
+
+    def _reinterpreted(self, func: Any, args: Any) -> Any:
+        """Bits as another type have no fp64 form: those of the declared precision are looked at."""
+        self.partial = True
+        return tree_map(_wide, func(*tree_map(self._narrow, args[:1]), *args[1:]))
+
+    def _narrow(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self.declared) if value.dtype == torch.float64 else value
+        return self.declared if value is torch.float64 else value
 
 
-def _reduced_length(name: str, source: torch.Tensor, result: Any) -> int:
-    outs = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, torch.Tensor)]
-    smallest = min((t.numel() for t in outs if t.numel()), default=1)
-    if "softmax" in name or name == "cumsum":
+def _tensors(tree: Any) -> Iterable[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _square(value: torch.Tensor) -> torch.Tensor:
+    return value * value.conj() if value.is_complex() else value * value
+
+
+def _summed_length(name: str, args: Any, result: Any) -> int:
+    """How many terms one sum of this operator has; 1 where it does not sum."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if not tensors:
+        return 1
+    source = tensors[0]
+    if name in _PRODUCTS:
+        operand = tensors[1] if name.startswith(("add", "badd")) and len(tensors) > 1 else source
+        return int(operand.shape[-1]) if operand.dim() else 1
+    if "convolution" in name and len(tensors) > 1:
+        kernel = tensors[1]
+        transposed = len(args) > 6 and args[6] is True
+        return max(1, kernel.numel() // max(1, int(kernel.shape[int(transposed)])))
+    if "attention" in name and len(tensors) > 1:
+        return max(int(tensors[1].shape[-2]), int(source.shape[-1]))
+    if name in _ALONG and source.dim():
+        return int(source.shape[args[1]]) if len(args) > 1 and isinstance(args[1], int) else max(source.shape)
+    if _WHOLE.search(name) and name not in _REDUCTIONS:
         return max(source.shape, default=1)
-    return max(1, source.numel() // max(1, smallest))
+    if name in _REDUCTIONS:
+        source = max(tensors, key=torch.numel) if name in ("scatter_add", "index_add") else source
+        smallest = min((t.numel() for t in _tensors(result) if t.numel()), default=1)
+        return max(1, source.numel() // max(1, smallest))
+    return 1
 
 
 def _mutated(func: Any) -> set[int | str]:
@@ -101,12 +178,6 @@ def _wide(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value if widen(value.dtype) == value.dtype else value.to(widen(value.dtype))
     return widen(value) if isinstance(value, torch.dtype) else value
-
-
-def _narrow(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(torch.float32) if value.dtype == torch.float64 else value
-    return torch.float32 if value is torch.float64 else value
 
 
 def _lacks_fp64(error: Exception) -> bool:
@@ -135,3 +206,20 @@ def precision_flags(precision: str) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def declared_limits(declared: torch.dtype) -> Iterator[None]:
+    """``torch.finfo`` of an fp64 tensor tells what the reference's own dtype has: an epsilon or a mask's value taken
+    from it belongs to the task, not to the arithmetic."""
+    real = torch.finfo
+
+    def finfo(dtype: torch.dtype | None = None) -> Any:
+        asked = torch.get_default_dtype() if dtype is None else dtype
+        return real(declared if asked == torch.float64 else asked)
+
+    torch.finfo = finfo  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        torch.finfo = real  # type: ignore[misc]
