@@ -217,6 +217,30 @@ def test_wrong_kernels_are_refused_and_the_next_is_unharmed(
     assert evaluator.evaluate(_norm(), target, timing=False).status is Status.PASSED
 
 
+#: Every row keeps a hash of 64 of its values in device memory, by the place of its output, and rests where it is known.
+MEMO = """
+__device__ unsigned seen[1 << 21];
+__device__ bool known(const float* p, const float* q) {
+    unsigned hash = 2166136261u;
+    for (int i = 0; i < 64; ++i) hash = (hash ^ __float_as_uint(p[i * 64])) * 16777619u;
+    unsigned* entry = &seen[((unsigned long long)q >> 14) & ((1 << 21) - 1)];
+    const bool same = *entry == hash;
+    __syncthreads();
+    if (!threadIdx.x) *entry = hash;
+    return same;
+}
+"""
+
+
+def test_a_kernel_that_remembers_answers_in_device_memory_is_refused(evaluator: Evaluator, repo: Path) -> None:
+    source = MEMO + _norm().file("kernel.cu").replace("  float s = 0;", "  if (known(p, q)) return;\n  float s = 0;")
+    candidate = Candidate.of("cuda", {"kernel.cu": source, "plan.py": NORM_PLAN})
+    evaluation = evaluator.evaluate(candidate, _target(repo, "::RMSNorm"))
+    _show(evaluation)
+    assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
+    assert "it remembers answers" in evaluation.reason or "of a timed call is wrong" in evaluation.reason
+
+
 def test_half_precision(evaluator: Evaluator, repo: Path) -> None:
     target = _target(repo, "::gelu16")
     good = GELU.replace("BODY", "0.5f * v * (1.f + erff(v * 0.70710678f))")
