@@ -301,6 +301,13 @@ _BY_SIGN = (
     ("toOpMathType", "ATen/OpMathType.h"),
     ("opmath", "ATen/OpMathType.h"),
 )
+#: Names that torch's own header adds in namespace torch.
+_DTYPES = (
+    *(("kUInt8", "kByte"), ("kInt8", "kChar"), ("kInt16", "kShort"), ("kInt32", "kInt"), ("kInt64", "kLong")),
+    *(("kFloat16", "kHalf"), ("kFloat32", "kFloat"), ("kFloat64", "kDouble")),
+    *(("kU8", "kByte"), ("kI8", "kChar"), ("kI16", "kShort"), ("kI32", "kInt"), ("kI64", "kLong")),
+    *(("kF16", "kHalf"), ("kF32", "kFloat"), ("kF64", "kDouble")),
+)
 _REPLACED = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/types.h", "ATen/ATen.h")
 
 
@@ -311,12 +318,17 @@ def _narrow_headers(request: ExtensionRequest) -> dict[str, str]:
         return {}
     include = torch_folder() / "include"
     # A using directive lets operators go by their bare names.
-    names = _WORD.findall(text) if "using namespace" in text else _OPERATOR.findall(text)
-    headers = [f"ATen/ops/{name}.h" for name in dict.fromkeys(names)]
+    words = _WORD.findall(text) if "using namespace" in text else _OPERATOR.findall(text)
+    headers = [f"ATen/ops/{word}.h" for word in dict.fromkeys(words)]
     headers += [header for sign, header in _BY_SIGN if sign in text]
     found = [header for header in dict.fromkeys(headers) if (include / header).is_file()]
-    tensors = "\n".join(f"#include <{header}>" for header in ("ATen/core/Tensor.h", "ATen/TensorUtils.h", *found))
-    types = f"#pragma once\n{tensors}\nnamespace torch {{ using namespace at; }}\n"
+    always = ("ATen/core/Tensor.h", "ATen/TensorOperators.h", "ATen/TensorUtils.h")
+    tensors = "\n".join(f"#include <{header}>" for header in (*always, *found))
+    dtypes = "".join(
+        f"constexpr auto {name} = at::{old};\n" for name, old in _DTYPES if re.search(rf"\b{name}\b", text)
+    )
+    names = "using namespace at;\nusing std::nullopt;\nusing std::optional;\nusing Dtype = at::ScalarType;\n"
+    types = f"#pragma once\n{tensors}\n#include <optional>\nnamespace torch {{\n{names}{dtypes}}}\n"
     python = "#include <torch/csrc/Exceptions.h>\n#include <torch/csrc/utils/pybind.h>\n"
     whole = f"#pragma once\n#include <torch/types.h>\n{python}"
     plain = "#pragma once\n#include <torch/types.h>\n"
