@@ -22,6 +22,7 @@ from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import (
     BIG_CALL_BYTES,
     BIG_CALL_FAMILIES,
+    CALLS_BEFORE,
     CallLayout,
     Trial,
     call_layout,
@@ -363,12 +364,17 @@ class _Run:
 
     def _call_often(self, frame: int, calls: int) -> None:
         """``calls`` calls in ``frame``, fewer where they take long; nobody looks at their outputs."""
-        limit_s = self.verifier.hang_limit_s
         sets = [self._bindings(frame)]
         began = time.monotonic()
-        self.worker.run_many(sets, 1, timeout_s=limit_s)
-        once_s = max(time.monotonic() - began, 1e-6)
-        self.worker.run_many(sets, max(1, min(calls, int(_CALLS_BEFORE_S / once_s))), timeout_s=limit_s)
+        done, batch = 0, 8
+        while done < calls:
+            batch = min(batch, calls - done)
+            self.worker.run_many(sets, batch, timeout_s=self.verifier.hang_limit_s)
+            done, batch = done + batch, 2 * batch
+            spent_s = time.monotonic() - began
+            # A busy machine makes calls look slow: the fewest are made all the same, unless they take very long.
+            if spent_s > (_CALLS_BEFORE_S if done >= CALLS_BEFORE[0] else 10 * _CALLS_BEFORE_S):
+                return
 
     def case(self, workload: str, trial: Trial, *, contract: bool) -> CaseResult:
         """Fill, run and judge one trial. Raises the worker's failures."""
