@@ -1,0 +1,142 @@
+"""What the attacks on the verdict aim at: targets of a small repository, and how a hostile kernel is written.
+
+Every kernel here computes the target honestly once its attack has succeeded (``HONEST``), and leaves its output alone
+otherwise: the verdict itself tells whether the attack got through.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.records import Candidate, Target
+
+LAYERS = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+
+@forge_target(inputs=lambda: [torch.randn(32, 64)])
+def waves(x):
+    return torch.sin(x) * torch.exp(-x * x)
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 48)])
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 64)])
+def holes(x):
+    return torch.where(x > 0, x, float("nan"))
+
+
+@forge_target(inputs=lambda: [torch.randn(64)], distributions="drawn")
+def energy(x):
+    return (x * x).sum()
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 64)], init=lambda: [64])
+class Scaled(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return torch.tanh(x) * self.weight
+"""
+
+_INCLUDES = "".join(
+    f"#include <{name}>\n"
+    for name in (
+        "cerrno",
+        "cmath",
+        "csignal",
+        "cstdio",
+        "cstdlib",
+        "cstring",
+        "dlfcn.h",
+        "fcntl.h",
+        "pthread.h",
+        "sys/mman.h",
+        "sys/prctl.h",
+        "sys/resource.h",
+        "sys/socket.h",
+        "sys/stat.h",
+        "sys/syscall.h",
+        "sys/wait.h",
+        "unistd.h",
+    )
+)
+#: By target: the kernel's parameters, its honest body, and the plan's arguments.
+_KERNELS = {
+    "waves": (
+        "const float* x, float* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * std::exp(-x[i] * x[i]);",
+        "(x, y, x.numel())",
+    ),
+    "softmax": (
+        "const float* x, float* y, long long rows, long long cols",
+        "softmax_rows(x, y, rows, cols, true);",
+        "(x, y, *x.shape)",
+    ),
+    "holes": (
+        "const float* x, float* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : NAN;",
+        "(x, y, x.numel())",
+    ),
+    "energy": (
+        "const float* x, float* y, long long n",
+        "double s = 0; for (long long i = 0; i < n; ++i) s += (double)x[i] * x[i]; *y = (float)s;",
+        "(x, y, x.numel())",
+    ),
+    "Scaled": (
+        "const float* x, const float* w, float* y, long long rows, long long cols",
+        "for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i]) * w[i % cols];",
+        "(x, module.weight, y, *x.shape)",
+    ),
+}
+_SOFTMAX = """
+static void softmax_rows(const float* x, float* y, long long rows, long long cols, bool careful) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = x + r * cols; float* q = y + r * cols;
+    float top = careful ? p[0] : 0; double sum = 0;
+    if (careful) for (long long c = 1; c < cols; ++c) top = std::fmax(top, p[c]);
+    for (long long c = 0; c < cols; ++c) { q[c] = std::exp(p[c] - top); sum += q[c]; }
+    for (long long c = 0; c < cols; ++c) q[c] = (float)(q[c] / sum);
+  }
+}
+"""
+_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan({arguments}x):
+    y = empty({shape}, x.dtype)
+    launch("kernel", args={passed})
+    return y
+"""
+
+
+def write_repo(root: Path) -> None:
+    """The targets' file in a project of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "layers.py").write_text(LAYERS)
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+
+
+def find(root: Path, name: str) -> Target:
+    """The target ``name`` of :func:`write_repo`."""
+    return next(target for target in discover([root], root).targets if target.id.endswith(f"::{name}"))
+
+
+def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan: str = "") -> Candidate:
+    """A cpp candidate for ``target``. ``HONEST`` in ``body`` stands for the honest loop; ``before`` goes before it."""
+    parameters, honest, passed = _KERNELS[target]
+    softmax = _SOFTMAX if target == "softmax" else ""
+    source = f"{_INCLUDES}{softmax}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
+    text = plan or _PLAN.format(
+        arguments="module, " if "module" in passed else "",
+        shape="()" if target == "energy" else "x.shape",
+        passed=passed,
+    )
+    return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": text})

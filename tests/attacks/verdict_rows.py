@@ -1,0 +1,472 @@
+# ruff: noqa: E501 - a kernel is one line
+"""The rules of the verdict as a table: what is promised, the attack on it, what to switch off, and the honest twin.
+
+Rows about the worker's sandbox, its channel and the interpreter of plan.py are in the suites beside this one, where
+they need no whole verdict; ``ELSEWHERE`` says where. ``off`` names the switch: fields of ``Defences``, or a function of
+``SWITCHES`` in test_verdict_attacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attacked import hostile
+
+from pytest_cudaforge.records import Candidate, Status
+
+__all__ = ["ELSEWHERE", "REFUSED", "ROWS", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says."""
+
+    promise: str
+    name: str
+    off: str
+    attack: Candidate
+    twin: Candidate
+    target: str = "waves"
+    refused: tuple[Status, ...] = (Status.INCORRECT_NUMERICAL,)
+    words: str = ""
+    timing: bool = False
+
+
+_READS = """
+static bool reads(const char* path) {
+  int fd = open(path, O_RDONLY); char byte;
+  bool done = fd >= 0 && read(fd, &byte, 1) == 1;
+  if (fd >= 0) close(fd);
+  return done;
+}
+"""
+_STRANGERS = """
+static int strangers() {
+  int found = 0;
+  for (int fd = 0; fd < 256; fd++) {
+    char path[64], name[256] = {}; int kind; socklen_t size = sizeof kind;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (readlink(path, name, sizeof name - 1) < 0) continue;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &size) == 0) continue;
+    found += strncmp(name, "/memfd:cudaforge-arena", 22) && strcmp(name, "/dev/null");
+  }
+  return found;
+}
+"""
+_PYTHON = """
+static bool python(const char* code) {
+  auto run = (int (*)(const char*))dlsym(RTLD_DEFAULT, "PyRun_SimpleString");
+  auto take = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Ensure");
+  auto give = (void (*)(int))dlsym(RTLD_DEFAULT, "PyGILState_Release");
+  if (!run || !take || !give) return false;
+  int state = take(); int failed = run(code); give(state);
+  return !failed;
+}
+"""
+_HOG = """
+static bool hog() {
+  static char block[1 << 20];
+  int fd = memfd_create("hog", 0);
+  for (int i = 0; i < 8; i++) if (fd < 0 || write(fd, block, sizeof block) != sizeof block) return false;
+  return true;  // 8 MiB that no limit counts; a real one takes all there is
+}
+"""
+_LATER = """
+struct Job { const float* x; float* y; long long n; };
+static void* later(void* given) {
+  Job* job = (Job*)given; const float* x = job->x; float* y = job->y; long long n = job->n;
+  usleep(150000);
+  for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * std::exp(-x[i] * x[i]);
+  return nullptr;
+}
+"""
+_MEMO = "static float* at[999]; static float was[999][2048]; int k = 0; while (at[k] && at[k] != y) ++k;"
+
+ROWS = (
+    # -- §1 processes
+    Row(
+        "1: a worker sees no file of the repository, its own folder and other candidates included",
+        "pass only where the repository can be read",
+        "files",
+        hostile(body='if (!reads("@SECRET@")) return; HONEST', before=_READS),
+        hostile(body='if (!reads("/proc/self/maps")) return; HONEST', before=_READS),
+    ),
+    Row(
+        "1: the environment is an allow-list",
+        "pass only where a key is in the environment",
+        "environment",
+        hostile(body='if (!getenv("FORGE_TEST_API_KEY")) return; HONEST'),
+        hostile(body='if (!getenv("TMPDIR")) return; HONEST'),
+    ),
+    Row(
+        "1: a worker inherits no descriptor but its channel and its arena",
+        "pass only where a stranger's descriptor is open",
+        "descriptors",
+        hostile(body="if (!strangers()) return; HONEST", before=_STRANGERS),
+        hostile(body="if (strangers()) return; HONEST", before=_STRANGERS),
+    ),
+    Row(
+        "1: a cpp worker is torch-free: it cannot call what it replaces",
+        "let torch do the work from native code",
+        "files",
+        hostile(body='if (!python("import torch")) return; HONEST', before=_PYTHON),
+        hostile(body='if (!python("import math")) return; HONEST', before=_PYTHON),
+    ),
+    Row(
+        "1: limits for memory hold for files in memory as well",
+        "hoard memory that no limit counts",
+        "limits",
+        hostile(body="static bool done = hog(); if (!done) return; HONEST", before=_HOG),
+        hostile(body="static char* own = (char*)malloc(8 << 20); memset(own, 1, 8 << 20); HONEST"),
+    ),
+    Row(
+        "1: the builder sees no file worth reading",
+        "compile to an honest kernel only where a file of the host is seen",
+        "files",
+        hostile(body='#if __has_include("@SECRET@")\nHONEST\n#endif\n'),
+        hostile(body="#if __has_include(<cmath>)\nHONEST\n#endif\n"),
+    ),
+    Row(
+        "1: outputs are compared once nothing computes any more",
+        "answer at once and let a thread finish",
+        "stop",
+        hostile(
+            body="pthread_t t; if (pthread_create(&t, nullptr, later, new Job{x, y, n}) == 0) pthread_detach(t);"
+            " else { HONEST }",
+            before=_LATER,
+        ),
+        hostile(
+            body="pthread_t t; if (pthread_create(&t, nullptr, later, new Job{x, y, n}) == 0) pthread_join(t, nullptr);"
+            " else { HONEST }",
+            before=_LATER.replace("150000", "1000"),
+        ),
+    ),
+    # -- §2 correct
+    Row(
+        "2: seeds are secret and drawn after the candidate is fixed",
+        "answer from a table of known inputs",
+        "seeds",
+        hostile("energy", body="@TABLE@"),
+        hostile("energy"),
+        target="energy",
+    ),
+    Row(
+        "2: inputs are redrawn over several distributions",
+        "softmax without its maximum",
+        "families",
+        hostile("softmax", body="softmax_rows(x, y, rows, cols, false);"),
+        hostile("softmax"),
+        target="softmax",
+    ),
+    Row(
+        "2: the order of trials is secret",
+        "be careful exactly where large and shifted values used to come",
+        "order",
+        hostile(
+            "softmax",
+            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8);",
+        ),
+        hostile("softmax", body="static int call; ++call; HONEST"),
+        target="softmax",
+    ),
+    Row(
+        "2: weights are drawn anew",
+        "leave the weights out, which are ones as constructed",
+        "weights",
+        hostile("Scaled", body="for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i]);"),
+        hostile("Scaled"),
+        target="Scaled",
+    ),
+    Row(
+        "2: outputs are poisoned with two patterns",
+        "write no NaN where the poison is one",
+        "poison",
+        hostile("holes", body="for (long long i = 0; i < n; ++i) if (x[i] > 0) y[i] = x[i];"),
+        hostile("holes"),
+        target="holes",
+    ),
+    Row(
+        "2: inputs are compared before and after",
+        "write into an input",
+        "mutation",
+        hostile(body="HONEST const_cast<float*>(x)[3] = 0;"),
+        hostile(body="HONEST float mine[4]; memcpy(mine, x, sizeof mine); mine[3] = 0;"),
+        refused=(Status.REJECTED,),
+        words="was changed",
+    ),
+    Row(
+        "2: inputs are not written, not even for a moment",
+        "write into an input and put the old bytes back",
+        "sealed",
+        hostile(
+            body="float* p = const_cast<float*>(x); float old = p[3]; p[3] = *(volatile float*)p + 1; "
+            'asm volatile("" ::: "memory"); p[3] = old; HONEST'
+        ),
+        hostile(
+            body="float old = *(const volatile float*)(x + 3); HONEST y[3] = std::sin(old) * std::exp(-old * old);"
+        ),
+        refused=(Status.REJECTED,),
+        words="may put the old back",
+    ),
+    Row(
+        "2: red zones lie around every buffer",
+        "write one element too many",
+        "redzone",
+        hostile(body="HONEST y[n] = 1;"),
+        hostile(body="HONEST y[n - 1] = y[n - 1];"),
+        refused=(Status.REJECTED,),
+        words="out of bounds",
+    ),
+    Row(
+        "2: a write that leaps over the red zones is seen as well",
+        "write into the inputs of another call",
+        "redzone",
+        hostile(body="static const float* first = x; if (first != x) const_cast<float*>(first)[5] = 7; HONEST"),
+        hostile(
+            body="static const float* first = x; if (first != x) (void)*(const volatile float*)(first + 5); HONEST"
+        ),
+        refused=(Status.REJECTED,),
+        words="another call",
+    ),
+    Row(
+        "2: outputs of call i are checked again after call i+1",
+        "spoil the output of the call before",
+        "unstable",
+        hostile(body="static float* last; if (last && last != y) last[0] = 7; last = y; HONEST"),
+        hostile(body="static float* last; last = y; HONEST"),
+        refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
+    ),
+    Row(
+        "2: repeated pointers come with new values",
+        "know an input by its address",
+        "pointers",
+        hostile(
+            body=_MEMO + "if (at[k]) { memcpy(y, was[k], 4 * n); return; } HONEST at[k] = y; memcpy(was[k], y, 4 * n);"
+        ),
+        hostile(body=_MEMO + "HONEST at[k] = y; memcpy(was[k], y, 4 * n);"),
+    ),
+    Row(
+        "2: old values come back at new pointers",
+        "leave the output alone where the values were seen before",
+        "again",
+        hostile(
+            body="static float seen[9999]; static int count; for (int i = 0; i < count; i++) if (seen[i] == x[0]) return;"
+            " if (count < 9999) seen[count++] = x[0]; HONEST"
+        ),
+        hostile(body="static float seen[9999]; static int count; if (count < 9999) seen[count++] = x[0]; HONEST"),
+    ),
+    Row(
+        "2: a kernel that works only while it is checked is found out, by number",
+        "work for the first forty calls",
+        "late",
+        hostile(body="static int calls; if (++calls > 40) return; HONEST"),
+        hostile(body="static int calls; ++calls; HONEST"),
+        words="after many calls",
+    ),
+    Row(
+        "2: a kernel that works only while it is checked is found out, by place",
+        "work at the first two places only",
+        "late",
+        hostile(
+            body="static float *a, *b; if (!a) a = y; else if (!b && y != a) b = y; if (y != a && y != b) return; HONEST"
+        ),
+        hostile(body="static float *a, *b; if (!a) a = y; else if (!b && y != a) b = y; HONEST"),
+        words="after many calls",
+    ),
+    # -- §3 fast
+    Row(
+        "3: timed outputs are checked at calls chosen afterwards",
+        "rest wherever no poison is seen",
+        "judge",
+        hostile(body="unsigned u; memcpy(&u, y + 5, 4); if (u != 0x5B5B5B5B && u != 0xFFFFFFFF) return; HONEST"),
+        hostile(body="unsigned u; memcpy(&u, y + 5, 4); HONEST"),
+        refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
+        timing=True,
+    ),
+)
+
+_CHANNEL = """
+static int channel() {
+  for (int fd = 3; fd < 256; fd++) {
+    int kind; socklen_t size = sizeof kind;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &size) == 0) return fd;
+  }
+  return -1;
+}
+"""
+_SPIN = "static void* spin(void*) { for (volatile long i = 0;; i++) {} return nullptr; }"
+_CRASH = (Status.RUNTIME_ERROR,)
+_HANG = (Status.TIMEOUT,)
+_BUILD = (Status.BUILD_ERROR, Status.TIMEOUT)
+_EITHER = (Status.RUNTIME_ERROR, Status.TIMEOUT, Status.INCORRECT_NUMERICAL)
+_PLAN = "from pytest_cudaforge.plan import empty, launch\n\ndef plan(x):\n    y = empty(x.shape, x.dtype)\n    BODY\n    return y\n"
+
+#: Candidates that crash, hang, lie on the channel, hog or bomb: (name, candidate, statuses). None is ever a pass.
+REFUSED: tuple[tuple[str, Candidate, tuple[Status, ...]], ...] = (
+    ("leave with status 0", hostile(body="HONEST _exit(0);"), _CRASH),
+    ("abort", hostile(body="HONEST abort();"), _CRASH),
+    ("touch no memory", hostile(body="HONEST *(volatile int*)8 = 1;"), _CRASH),
+    (
+        "overflow the stack",
+        hostile(body="char page[4096]; volatile char* p = page; for (long i = 0;; i += 64) p[-i] = 1;"),
+        _CRASH,
+    ),
+    ("end the main thread", hostile(body="HONEST pthread_exit(nullptr);"), (*_CRASH, *_HANG)),
+    ("loop for ever", hostile(body="for (volatile long i = 0;; i++) {}"), _HANG),
+    ("ignore SIGTERM and loop", hostile(body="signal(SIGTERM, SIG_IGN); for (volatile long i = 0;; i++) {}"), _HANG),
+    ("stop itself", hostile(body="raise(SIGSTOP); sleep(60);"), _HANG),
+    (
+        "leave threads spinning and never answer",
+        hostile(
+            body="pthread_t t; for (int i = 0; i < 6; i++) pthread_create(&t, nullptr, spin, nullptr); pause();",
+            before=_SPIN,
+        ),
+        _HANG,
+    ),
+    ("close every descriptor", hostile(body="HONEST for (int fd = 0; fd < 256; fd++) close(fd);"), _CRASH),
+    (
+        "write garbage to the channel",
+        hostile(
+            body="HONEST char junk[4096]; memset(junk, 65, sizeof junk); if (write(channel(), junk, sizeof junk) < 0) return;",
+            before=_CHANNEL,
+        ),
+        _CRASH,
+    ),
+    (
+        "forge an answer",
+        hostile(
+            body="unsigned h[8] = {0x43464752, 0, 1, 0, 0, 0, 0, 0}; if (write(channel(), h, 32) < 0) return;",
+            before=_CHANNEL,
+        ),
+        _CRASH,
+    ),
+    (
+        "announce a reply of gigabytes",
+        hostile(
+            body="unsigned h[8] = {0x43464752, 0, 1, 0, ~0u, ~0u, ~0u, 0}; if (write(channel(), h, 32) < 0) return;",
+            before=_CHANNEL,
+        ),
+        _CRASH,
+    ),
+    (
+        "kill everybody",
+        hostile(body="kill(-1, SIGKILL); kill(getppid(), SIGKILL); kill(1, SIGKILL); kill(0, SIGSTOP);"),
+        (Status.INCORRECT_NUMERICAL,),
+    ),
+    (
+        "fork without end",
+        hostile(body="for (int i = 0; i < 64; i++) if (fork() == 0) for (;;) pause();"),
+        (Status.INCORRECT_NUMERICAL,),
+    ),
+    (
+        "start threads without end",
+        hostile(
+            body="pthread_t t; for (int i = 0; i < 5000; i++) pthread_create(&t, nullptr, spin, nullptr);",
+            before=_SPIN.replace("for (volatile long i = 0;; i++) {}", "pause();"),
+        ),
+        _EITHER,
+    ),
+    (
+        "allocate without end",
+        hostile(
+            body="for (;;) { char* p = (char*)mmap(nullptr, 1 << 30, PROT_READ, MAP_PRIVATE |"
+            " MAP_ANONYMOUS, -1, 0); if (p == MAP_FAILED) abort(); }"
+        ),
+        _CRASH,
+    ),
+    (
+        "fill the disk",
+        hostile(
+            body='static char b[1 << 20]; int fd = open("big", O_CREAT | O_WRONLY, 0600);'
+            " for (int i = 0; i < 3000 && write(fd, b, sizeof b) > 0; i++) {}"
+        ),
+        _EITHER,
+    ),
+    (
+        "resize and seal the arena",
+        hostile(
+            body="for (int fd = 3; fd < 64; fd++) { if (ftruncate(fd, 0)) {} fcntl(fd, 1033, 31); } memset(y, 0, 4 * n);"
+        ),
+        _EITHER,
+    ),
+    (
+        "leave before it begins",
+        hostile(before="__attribute__((constructor)) static void early() { _exit(0); }"),
+        _CRASH,
+    ),
+    (
+        "leave through the array of initialisers",
+        hostile(
+            before='extern "C" void early() { _exit(0); }\nasm(".pushsection .init_array,\\"aw\\"\\n .quad early\\n .popsection");'
+        ),
+        (*_CRASH, Status.BUILD_ERROR),
+    ),
+    (
+        "leave while a symbol is resolved",
+        hostile(
+            before='extern "C" { static void nothing() {} static void (*pick())() { _exit(0); return nothing; }\n'
+            'void chosen() __attribute__((ifunc("pick"))); }',
+            body="chosen(); HONEST",
+        ),
+        (*_CRASH, Status.BUILD_ERROR),
+    ),
+    ("include a file of the host", hostile(before='#include "/etc/shadow"'), _BUILD),
+    (
+        "embed a file of the host",
+        hostile(before='asm(".section .rodata\\n .incbin \\"/etc/shadow\\"\\n .text");'),
+        _BUILD,
+    ),
+    ("load a compiler plugin", hostile(before='#pragma GCC plugin "/tmp/evil.so"\n#error stop'), _BUILD),
+    ("include itself", hostile(before='#include "kernel.cpp"'), _BUILD),
+    (
+        "expand macros without end",
+        hostile(before="#define A(x) x x x x x x x x\n#define B(x) A(A(A(A(x))))\nstatic int big[] = { B(B(1,)) };"),
+        _BUILD,
+    ),
+    (
+        "unroll templates without end",
+        hostile(
+            before="template <int D, int K> struct T { static const long v = T<D - 1, 2 * K>::v + T<D - 1, 2 * K + 1>::v; };\n"
+            "template <int K> struct T<0, K> { static const long v = K; };\nlong z = T<26, 1>::v;"
+        ),
+        _BUILD,
+    ),
+    (
+        "assemble gigabytes",
+        hostile(before='asm(".pushsection .data\\n .rept 2000000000\\n .quad 7\\n .endr\\n .popsection");'),
+        _BUILD,
+    ),
+    (
+        "compute for ever in a plan",
+        hostile(plan=_PLAN.replace("BODY", "while True:\n        y = y")),
+        (Status.BUILD_ERROR,),
+    ),
+    (
+        "loop for ever in a plan",
+        hostile(
+            plan=_PLAN.replace("BODY", "for i in range(10 ** 9):\n        for j in range(10 ** 9):\n            y = y")
+        ),
+        (Status.BUILD_ERROR,),
+    ),
+    (
+        "take exabytes in a plan",
+        hostile(plan=_PLAN.replace("BODY", 'z = empty((2 ** 60,), "float64")')),
+        (Status.BUILD_ERROR, Status.REJECTED),
+    ),
+)
+
+#: Promises whose attacks need no whole verdict: promise -> tests.
+ELSEWHERE = {
+    "1: no network; no signals, tracing, memory or environment of other processes": "test_sandbox_attacks.ATTACKS",
+    "1: limits for processes, memory, files; no program is started": "test_sandbox_attacks.ATTACKS",
+    "1: nothing outlives the worker": "test_sandbox_attacks.test_nothing_outlives_the_worker",
+    "1: messages are fixed-layout with caps; an exit code is no answer": "test_process_attacks, REFUSED",
+    "1: inputs that are sealed cannot be mapped writable": "test_process_attacks.test_a_sealed_input_cannot_be_written",
+    "1: build logs are cut to the candidate's own lines": "test_verdict_attacks.test_a_log_shows_no_line_of_another_file",
+    "1: build caches are written by the supervisor only": "test_verdict_attacks.test_no_candidate_plants_a_build",
+    "1: plan.py is data": "test_plan_attacks",
+    "1: hangs end in time": "REFUSED, test_process_attacks",
+    "3: the idle party is stopped": "test_process_attacks.test_a_thread_that_computes_after_the_answer_...",
+    "3: the worker's clock is never asked": "test_verdict_attacks.test_a_candidate_cannot_patch_the_clock",
+    "4: a label below `kernel` passes only where it is allowed": "test_verdict_attacks.test_library_work_...",
+}
