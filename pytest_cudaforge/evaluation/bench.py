@@ -17,6 +17,7 @@ from torch import Tensor
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
 from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.poison import POISON, unwritten
 from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
@@ -26,10 +27,6 @@ from pytest_cudaforge.records import Mismatch
 from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, module_tensors, unflatten_call
 
 __all__ = ["Bench", "Case", "arena_bytes"]
-
-#: NaN in every float format; and a finite, large, odd value.
-POISON = (0xFF, 0x5B)
-
 
 #: Inputs of which a second copy costs neither time nor memory to speak of.
 _SMALL_CALL_BYTES = 1 << 28
@@ -231,7 +228,7 @@ class Bench:
         Outputs are copied before anything is compared, so that nothing can change under the comparison.
         """
         private = {path: self._take(leaf) for path, leaf in outputs.items() if isinstance(leaf, list)}
-        found = list(self._zones_changed()) if zones else []
+        found = list(self._zones_changed(outputs)) if zones else []
         found += self._held_changed(frame)
         expected = self._expectation(frame)
         found += self._inputs_changed(frame, expected)
@@ -240,6 +237,9 @@ class Bench:
         for path, value in expected.reference.items():
             judgement = self._judge_leaf(path, outputs, private, value, expected)
             judgements.append(judgement)
+            if judgement.mismatches and path in private and isinstance(value, Tensor):
+                pattern = judgement.mismatches[0].pattern
+                found += unwritten(path, private[path], value, self.poison, pattern)
             found += judgement.mismatches
         found += self._aliasing(outputs, expected)
         self.frames[frame].held = {path: tensor for path, tensor in private.items() if tensor.numel() < 1 << 26}
@@ -278,15 +278,30 @@ class Bench:
         frame = next(f for f in self.frames.values() if f.case == case)
         return {path: leaf for path, leaf in frame.inputs.items() if isinstance(leaf, Tensor)}
 
-    def _zones_changed(self) -> Iterator[Mismatch]:
+    def _zones_changed(self, outputs: Mapping[str, Any]) -> Iterator[Mismatch]:
         if not self.redzones:
             return
         intact = torch.stack([(self.bytes[o : o + n] == self.poison).all() for o, n in self.redzones])
         for index in (~intact).nonzero().flatten().tolist():
             offset = self.redzones[index][0]
             before = [name for name, (o, n) in self.regions.items() if o + n <= offset]
-            near = max(before, key=lambda name: self.regions[name][0], default="the first buffer")
-            yield Mismatch(_readable(near), "redzone", f"memory behind {_readable(near)} was written out of bounds")
+            near = max(before, key=lambda name: self.regions[name][0], default="")
+            where = self._place(near, outputs) if near else "memory before the first buffer"
+            detail = "memory behind it was written out of bounds" if near else "was written out of bounds"
+            yield Mismatch(where, "redzone", detail)
+
+    def _place(self, region: str, outputs: Mapping[str, Any]) -> str:
+        """A region as the kernel's author knows it."""
+        kind, _, rest = region.partition("/")
+        if kind.startswith("f"):
+            kind, _, rest = rest.partition("/")
+        if kind == "input":
+            return self.subject.input_name(rest)
+        if kind == "state":
+            return self.subject.state_name(rest)
+        if kind == "out":
+            return next((f"output {p}" for p, v in outputs.items() if isinstance(v, list) and v[0] == region), kind)
+        return {"scratch": "a scratch buffer", "prepared": "a buffer of prepare()"}.get(kind, region)
 
     def _held_changed(self, frame: int) -> list[Mismatch]:
         found = []
@@ -301,8 +316,9 @@ class Bench:
 
     def _inputs_changed(self, frame: int, expected: _Expected) -> list[Mismatch]:
         found: list[Mismatch] = []
-        pairs = [(f"f{frame}/input/{path}", path, value) for path, value in self.frames[frame].inputs.items()]
-        pairs += [(f"state/{path}", f"state {path}", value) for path, value in self.subject.state().items()]
+        name = self.subject.input_name, self.subject.state_name
+        pairs = [(f"f{frame}/input/{path}", name[0](path), value) for path, value in self.frames[frame].inputs.items()]
+        pairs += [(f"state/{path}", name[1](path), value) for path, value in self.subject.state().items()]
         for region, path, value in pairs:
             if region not in self.regions or not isinstance(value, Tensor):
                 continue
@@ -316,7 +332,7 @@ class Bench:
                 spread = expected.spread_of(key)
                 found += judge_output(path, now.clone(), reference, oracle, expected.rule(key), spread).mismatches
             elif not _same_bytes(now, value):
-                found.append(Mismatch(path, "mutation", f"{path} was changed; the reference does not change it"))
+                found.append(Mismatch(path, "mutation", "was changed by the kernel; the reference does not write it"))
         return found
 
     def _others_changed(self, frame: int, expected: _Expected) -> Iterator[Mismatch]:
@@ -327,8 +343,8 @@ class Bench:
                 if f"input/{path}" in expected.mutated or region not in self.regions or not isinstance(value, Tensor):
                     continue
                 if not _same_bytes(region_view(self.bytes, self.regions[region][0], self.specs[region]), value):
-                    detail = f"{path} of another call was changed: memory far out of bounds was written"
-                    yield Mismatch(path, "redzone", detail)
+                    detail = "was changed where it belongs to another call: memory far out of bounds was written"
+                    yield Mismatch(self.subject.input_name(path), "redzone", detail)
 
     def _kept(self, frame: int) -> tuple[str, ...]:
         case = self.frames[frame].case
@@ -340,7 +356,7 @@ class Bench:
             kind = leaf[0].split("/", 1)[1 if leaf[0].startswith("f") else 0] if isinstance(leaf, list) else ""
             shared = kind.startswith("input/") or (isinstance(leaf, list) and leaf[0].startswith("state/"))
             if shared and path not in expected.aliases:
-                detail = "shares memory with an input or parameter; the reference returns a fresh tensor"
+                detail = f"shares memory with {self._place(leaf[0], {})}; the reference returns a fresh tensor"
                 found.append(Mismatch(path, "structure", detail))
         return found
 
@@ -542,11 +558,3 @@ def _same_bytes(a: Tensor, b: Tensor) -> bool:
     if width is None or a.is_complex():
         return torch.equal(torch.view_as_real(a.contiguous()), torch.view_as_real(b.contiguous()))
     return torch.equal(a.contiguous().view(width), b.contiguous().view(width))
-
-
-def _readable(region: str) -> str:
-    kind, _, rest = region.rpartition("/")
-    kind = kind.split("/")[-1]
-    return {"input": "input ", "out": "output buffer ", "state": "parameter ", "scratch": "scratch buffer "}.get(
-        kind, ""
-    ) + rest

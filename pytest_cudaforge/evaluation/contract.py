@@ -101,9 +101,28 @@ def _compare_leaf(path: str, got: Any, want: Any, plan: LaunchPlan) -> Mismatch 
     if dtype != want.dtype:
         return Mismatch(path, "dtype", f"dtype {dtype}, expected {want.dtype}")
     if _stride_class(got.shape, got.strides) != _stride_class(want.shape, want.strides):
-        detail = f"strides {got.strides}, expected {want.strides}: later views of the output would differ"
+        detail = f"strides {got.strides}, expected {want.strides}: {_recipe(want)}"
         return Mismatch(path, "structure", detail)
     return None
+
+
+def _recipe(want: TensorSpec) -> str:
+    """How a plan gets an output of these strides."""
+    dims = [d for d, size in enumerate(want.shape) if size > 1]
+    if any(want.strides[d] == 0 for d in dims):
+        base = tuple(1 if want.strides[d] == 0 else size for d, size in enumerate(want.shape))
+        return f"return empty({base}, ...).expand{want.shape}"
+    kind = _stride_class(want.shape, want.strides)
+    if -1 in kind:
+        return "allocate the larger buffer that this is a part of, and return that part as a slice"
+    if list(kind) == sorted(kind):
+        return f"return a contiguous tensor, empty({want.shape}, ...)"
+    order = sorted(range(len(want.shape)), key=lambda d: (-want.strides[d], d))
+    base = tuple(want.shape[d] for d in order)
+    back = tuple(order.index(d) for d in range(len(order)))
+    moved = [d for d, place in enumerate(back) if d != place]
+    view = f"transpose({moved[0]}, {moved[1]})" if len(moved) == 2 else f"permute{back}"
+    return f"allocate in the order of memory and return a view, empty({base}, ...).{view}"
 
 
 def _stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -168,6 +168,12 @@ class Subject:
         """An input leaf as the caller knows it: ``input 0 (x)``, ``input 1.0 (states[0])``, ``input mask``."""
         return _input_name(self.module.forward if self.module is not None else self.obj, path)
 
+    def state_name(self, path: str) -> str:
+        """A tensor of the module as its author knows it: ``parameter weight``, ``buffer norm.running_mean``."""
+        module = self.module
+        kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()} if module is not None else {}
+        return next((f"{kind} {path}" for kind, named in kinds.items() if path in dict(named)), f"attribute {path}")
+
     def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
         """By input path: which redraws keep the input's meaning. Found from two draws, once.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import pytest
+
 from pytest_cudaforge.evaluation.cases import call_layout, contract_trials, output_leaves
 from pytest_cudaforge.evaluation.contract import compare_structure, label_of, status_of
 from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View
@@ -126,6 +128,27 @@ def test_structure_is_compared_before_anything_runs() -> None:
     half = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec((4, 8), "float16", (8, 1))),))
     assert [m.kind for m in compare_structure(_plan(), half)] == ["dtype"]
     assert "None" in compare_structure(_plan(None), WORKLOAD)[0].detail
+
+
+@pytest.mark.parametrize(
+    ("strides", "words"),
+    [
+        ((8, 1), "return a contiguous tensor, empty((4, 8), ...)"),
+        ((1, 4), "empty((8, 4), ...).transpose(0, 1)"),
+        ((0, 1), "return empty((1, 8), ...).expand(4, 8)"),
+        ((16, 1), "allocate the larger buffer that this is a part of"),
+    ],
+)
+def test_a_plan_is_told_how_to_get_the_strides(strides: tuple[int, ...], words: str) -> None:
+    facts = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec((4, 8), "float32", strides)),))
+    (mismatch,) = compare_structure(_plan(View(2, (4, 8), (64, 2))), facts)
+    assert mismatch.detail.startswith(f"strides (64, 2), expected {strides}: ") and words in mismatch.detail
+    facts = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec((2, 3, 4), "float32", (4, 8, 1))),))
+    (mismatch,) = compare_structure(_plan(View(2, (2, 3, 4), (12, 4, 1))), facts)
+    assert mismatch.detail.endswith("empty((3, 2, 4), ...).transpose(0, 1)")
+    facts = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec((2, 3, 4), "float32", (1, 8, 2))),))
+    (mismatch,) = compare_structure(_plan(View(2, (2, 3, 4), (12, 4, 1))), facts)
+    assert mismatch.detail.endswith("empty((3, 4, 2), ...).permute(2, 0, 1)")
 
 
 def test_labels_say_what_kind_of_work_a_plan_does() -> None:
