@@ -26,6 +26,7 @@ from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.module_work import Workbench, least_own
 from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
@@ -196,24 +197,38 @@ class Evaluator:
                 for finding in self.oracle.lint(target, workload.name)
             )
 
-    def _about(self, target: Target) -> _Known:
+    def _about(self, target: Target, clock: Clock | None = None) -> _Known:
+        """By clock, too: what is timed by one says nothing of what is timed by the other."""
+        key = f"{target.root}\0{target.id}\0{target.digest}\0{clock or self.clock_of('')}"
         with self._lock:
-            return self._known.setdefault(f"{target.root}\0{target.id}\0{target.digest}", _Known())
+            return self._known.setdefault(key, _Known())
 
     # -- baselines
 
-    def baselines(self, target: Target) -> tuple[Baseline, ...]:
-        """Eager and torch.compile, each timed alone; once per target, then kept. Raises TargetError."""
-        facts, known = self.facts(target), self._about(target)
+    def clock_of(self, language: str) -> Clock:
+        """Device events where the host code is ours, the supervisor's clock for a module and on the CPU."""
+        return "events" if self.kind == "cuda" and language != "module" else "supervisor"
+
+    def baselines(self, target: Target, language: str = "") -> tuple[Baseline, ...]:
+        """Eager and torch.compile, each timed alone by the clock that times ``language``; once per target, then kept.
+
+        Raises TargetError.
+        """
+        facts, clock = self.facts(target), self.clock_of(language)
+        known = self._about(target, clock)
         with known.lock:
             if known.baselines is None:
-                known.baselines = tuple(self._baseline(target, known, w, facts.precision) for w in facts.workloads)
+                known.baselines = tuple(
+                    self._baseline(target, known, workload, facts.precision, clock) for workload in facts.workloads
+                )
             return known.baselines
 
-    def _baseline(self, target: Target, known: _Known, workload: WorkloadFacts, precision: str) -> Baseline:
-        rotation = self._rotation(target, known, workload)
+    def _baseline(
+        self, target: Target, known: _Known, workload: WorkloadFacts, precision: str, clock: Clock
+    ) -> Baseline:
+        rotation = self._rotation(target, known, workload, clock)
         with self.lease.timing():
-            alone = time_alone(self.oracle, rotation, self.kind, self._pace(1), self._flush_bytes)
+            alone = time_alone(self.oracle, rotation, clock, self._pace(1), self._flush_bytes)
         known.alone[workload.name] = alone
         self._release(known, workload)
         min_bytes = workload.input_bytes + workload.state_bytes + workload.output_bytes
@@ -227,10 +242,10 @@ class Evaluator:
             flops=workload.flops,
         )
 
-    def _rotation(self, target: Target, known: _Known, workload: WorkloadFacts) -> Rotation:
+    def _rotation(self, target: Target, known: _Known, workload: WorkloadFacts, clock: Clock) -> Rotation:
         rotation = known.rotations.get(workload.name)
         if rotation is None or rotation.generation != self.oracle.generation:
-            frames = frame_count(workload, self.kind, self._cache_bytes)
+            frames = frame_count(workload, self.kind, self._cache_bytes, clock)
             with self.lease.work():
                 rotation = open_rotation(self.oracle, target, workload, frames)
             known.rotations[workload.name] = rotation
@@ -416,6 +431,16 @@ class _Attempt:
             f", {self.timing.speedup_compile:.2f}x torch.compile" if self.timing.speedup_compile is not None else ""
         )
 
+    @property
+    def _timed_as(self) -> str:
+        """The language whose clock decides: "module" where either of two candidates in one sitting is one."""
+        other = self.incumbent.candidate.language if self.incumbent is not None else ""
+        return "module" if "module" in (self.candidate.language, other) else self.candidate.language
+
+    @property
+    def clock(self) -> Clock:
+        return self.evaluator.clock_of(self._timed_as)
+
     def note(self, refusal: Refusal) -> None:
         """Keep what was known when a stage refused the candidate."""
         self.build = refusal.build or self.build
@@ -501,11 +526,11 @@ class _Attempt:
             trials=host.settings.trials,
             hang_limit_s=host.hang_limit_s(self._slowest()),
             kept=kitchen.kept if isinstance(kitchen, Workshop) else (),
-            timed_frames=lambda workload: frame_count(workload, host.kind, host._cache_bytes),
+            timed_frames=lambda workload: frame_count(workload, host.kind, host._cache_bytes, self.clock),
         )
 
     def _slowest(self) -> Sample | None:
-        alone = self.evaluator._about(self.target).alone.values()
+        alone = self.evaluator._about(self.target, self.clock).alone.values()
         return max((samples["eager"] for samples in alone), key=lambda sample: sample.median_ns, default=None)
 
     def _worker_of(self, product: Product) -> Worker:
@@ -532,8 +557,8 @@ class _Attempt:
 
     def time(self) -> None:
         """Time every workload against its baselines. Raises Refusal where the candidate fails under the clock."""
-        host, known = self.evaluator, self.evaluator._about(self.target)
-        host.baselines(self.target)
+        host, known = self.evaluator, self.evaluator._about(self.target, self.clock)
+        host.baselines(self.target, self._timed_as)
         timed, notes, disturbed = [], [], False
         if self.incumbent is not None:
             try:
@@ -543,7 +568,7 @@ class _Attempt:
                 notes.append(f"the incumbent could not be built again: {refusal.reason}")
         for product in self._products:
             with known.lock:
-                rotation = host._rotation(self.target, known, product.workload)
+                rotation = host._rotation(self.target, known, product.workload, self.clock)
             try:
                 result, note = self._timed(product, rotation, known)
             finally:
@@ -567,7 +592,7 @@ class _Attempt:
                     break
                 if disturbed:
                     # With the candidate gone: was it the candidate, or is the machine slower now?
-                    known.alone[name] = time_alone(host.oracle, rotation, host.kind, host._pace(1), host._flush_bytes)
+                    known.alone[name] = time_alone(host.oracle, rotation, self.clock, host._pace(1), host._flush_bytes)
             if crowded and not attempt:
                 wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN)
         if result.vs_compile is not None and result.vs_compile.speedup > _QUARANTINE and not note:
@@ -580,7 +605,7 @@ class _Attempt:
     def _sit(self, product: Product, rotation: Rotation) -> tuple[WorkloadTiming, bool]:
         """One sitting, and whether others kept the cores busy all through it."""
         host = self.evaluator
-        alone = host._about(self.target).alone[product.workload.name]["eager"]
+        alone = host._about(self.target, self.clock).alone[product.workload.name]["eager"]
         sitting = Sitting(
             self.target,
             product,
@@ -588,6 +613,7 @@ class _Attempt:
             host.oracle,
             self._worker_of,
             device=host.kind,
+            clock=self.clock,
             pace=host._pace(len(self._products)),
             flush_bytes=host._flush_bytes,
             hang_limit_s=host.hang_limit_s(alone),
@@ -631,7 +657,7 @@ class _Attempt:
             notes.append(f"other processes kept the cores busy: somebody waited {self._foreign:.0%} of the time")
         return Timing(
             decision="disturbed" if disturbed else statistics.decide(statistics.combine(deciding)),
-            clock="events" if self.evaluator.kind == "cuda" else "supervisor",
+            clock=self.clock,
             speedup_eager=statistics.combine([r.vs_eager for r in timed]).speedup,
             speedup_compile=statistics.combine(compiled).speedup if len(compiled) == len(timed) else None,
             workloads=tuple(timed),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.timing import slope_ns
 from pytest_cudaforge.evaluation.worker import Worker
 
-__all__ = ["EventParty", "Party", "SlopeParty", "baseline_party", "worker_party"]
+__all__ = ["Clock", "EventParty", "Party", "SlopeParty", "baseline_party", "worker_party"]
 
+#: Whose clock decides: device events, or the supervisor's by slope (native host code, whose worker is not believed).
+Clock = Literal["events", "supervisor"]
 #: A turn that takes so many times its slice is taken as it is.
 _CRAWL = 6.0
 _MAX_CALLS = 20_000
@@ -116,10 +118,10 @@ class EventParty:
         return float(statistics.median(self._sample(calls, False)))
 
 
-def baseline_party(oracle: OracleClient, rotation: int, name: str, *, device: str, flush_bytes: int) -> Party:
+def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clock, flush_bytes: int) -> Party:
     """Eager or compiled reference, in the oracle's process over its ``rotation``; on the CPU every worker is stopped
     while it runs."""
-    if device != "cpu":
+    if clock == "events":
         return EventParty(
             lambda count, warm: oracle.request(
                 "time_events", rotation=rotation, party=name, samples=count, flush_bytes=flush_bytes
@@ -134,13 +136,13 @@ def worker_party(
     worker: Worker,
     sets: Sequence[Sequence[tuple[int, int]]],
     *,
-    device: str,
+    clock: Clock,
     flush_bytes: int,
     limit_s: float,
 ) -> Party:
-    """A candidate in its worker over its buffer ``sets``. On the CPU it runs while it is timed and at no other time,
-    and the oracle stands still meanwhile: the worker comes and stays stopped."""
-    if device != "cpu":
+    """A candidate in its worker over its buffer ``sets``. By the supervisor's clock it runs while it is timed and at no
+    other time, and the oracle stands still meanwhile: the worker comes and stays stopped."""
+    if clock == "events":
         return EventParty(
             lambda count, warm: (
                 worker.time_events(sets, count, flush_bytes=flush_bytes, timeout_s=limit_s, warm=warm).ns

@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.novelty import (
     single_of,
 )
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
-from pytest_cudaforge.evaluation.parties import Party, baseline_party, worker_party
+from pytest_cudaforge.evaluation.parties import Clock, Party, baseline_party, worker_party
 from pytest_cudaforge.evaluation.pressure import ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
@@ -94,13 +94,13 @@ def open_rotation(oracle: OracleClient, target: Target, workload: WorkloadFacts,
     return Rotation(data["rotation"], oracle.generation, workload, frames, tuple(data["parties"]), data["compile_note"])
 
 
-def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int) -> int:
-    """How many input sets to rotate over, so that together they pass twice the cache."""
+def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int, clock: Clock) -> int:
+    """How many input sets to rotate over, so that together they pass twice the cache; events flush it themselves."""
     per_call = max(1, workload.input_bytes + workload.output_bytes)
-    if device != "cpu":
+    if clock == "events":
         return max(1, min(4, _MAX_ROTATION_BYTES["cuda"] // per_call))
     wanted = math.ceil(2 * cache_bytes / per_call) + 1
-    return max(1, min(wanted, _MAX_FRAMES, max(2, _MAX_ROTATION_BYTES["cpu"] // per_call)))
+    return max(1, min(wanted, _MAX_FRAMES, max(2, _MAX_ROTATION_BYTES[device] // per_call)))
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class Sitting:
         worker_of: Callable[[Product], Worker],
         *,
         device: str,
+        clock: Clock,
         pace: Pace,
         flush_bytes: int,
         hang_limit_s: float,
@@ -141,7 +142,7 @@ class Sitting:
     ) -> None:
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.incumbent = incumbent
-        self.worker_of, self.device, self.pace = worker_of, device, pace
+        self.worker_of, self.device, self.clock, self.pace = worker_of, device, clock, pace
         self.flush_bytes, self.hang_limit_s = flush_bytes, hang_limit_s
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
@@ -191,19 +192,19 @@ class Sitting:
 
     @contextlib.contextmanager
     def _seated(self, table: _Table) -> Iterator[Party]:
-        """A fresh worker at ``table``, ready to be timed; on the CPU it is stopped."""
+        """A fresh worker at ``table``, ready to be timed; for the supervisor's clock it is stopped."""
         with table.worker_of(table.product) as worker:
             worker.attach(0, table.arena)
             if table.product.traced.prepare is not None:
                 worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
-            if self.device == "cpu":
+            if self.clock == "supervisor":
                 worker.stop()
             sets = [table.layout.bindings(frame) for frame in range(self.rotation.frames)]
             yield worker_party(
                 self.oracle,
                 worker,
                 sets,
-                device=self.device,
+                clock=self.clock,
                 flush_bytes=self.flush_bytes,
                 limit_s=self.hang_limit_s,
             )
@@ -236,8 +237,8 @@ class Sitting:
             return blocks
 
     def _baseline(self, name: str) -> Party:
-        number, device, flush_bytes = self.rotation.number, self.device, self.flush_bytes
-        return baseline_party(self.oracle, number, name, device=device, flush_bytes=flush_bytes)
+        number = self.rotation.number
+        return baseline_party(self.oracle, number, name, clock=self.clock, flush_bytes=self.flush_bytes)
 
     def _blocks(self, process: int, parties: dict[str, Party], deadline: float) -> list[Block]:
         blocks: list[Block] = []
@@ -346,12 +347,12 @@ class Sitting:
 
 
 def time_alone(
-    oracle: OracleClient, rotation: Rotation, device: str, pace: Pace, flush_bytes: int, turns: int = 9
+    oracle: OracleClient, rotation: Rotation, clock: Clock, pace: Pace, flush_bytes: int, turns: int = 9
 ) -> dict[str, Sample]:
     """Each baseline by itself, before a candidate exists."""
     samples = {}
     for name in rotation.parties:
-        party = baseline_party(oracle, rotation.number, name, device=device, flush_bytes=flush_bytes)
+        party = baseline_party(oracle, rotation.number, name, clock=clock, flush_bytes=flush_bytes)
         party.turn(pace.slice_ns / 4)
         values = [value for value in (party.turn(pace.slice_ns) for _ in range(turns)) if value > 0]
         if not values:

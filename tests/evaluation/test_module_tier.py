@@ -1,0 +1,220 @@
+"""The module tier end to end on the CPU: ModelNew files in real workers, real extensions, real references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from module_targets import EXTENSION, HEAD, NORM_INIT, find, model, write_repo
+
+from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    write_repo(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def lenient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    """Any kind of work is allowed."""
+    cache = tmp_path_factory.mktemp("cache")
+    settings = EvaluatorSettings(
+        cache_dir=cache,
+        timing_budget_s=0.4,
+        hang_limit_s=5.0,
+        lock_dir=cache,
+        allow=("kernel", "mixed", "library", "rewrite"),
+    )
+    with Evaluator(settings) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def strict(lenient: Evaluator) -> Iterator[Evaluator]:
+    """Own kernels only; on the same build cache."""
+    settings = EvaluatorSettings(
+        cache_dir=lenient.settings.cache_dir,
+        timing_budget_s=0.4,
+        hang_limit_s=5.0,
+        lock_dir=lenient.settings.cache_dir,
+        allow=("kernel",),
+    )
+    with Evaluator(settings) as opened:
+        yield opened
+
+
+def _evaluate(evaluator: Evaluator, repo: Path, candidate: Candidate, name: str = "::RMSNorm") -> Evaluation:
+    return evaluator.evaluate(candidate, find(repo, name), timing=False)
+
+
+# -- honest candidates -------------------------------------------------------------------------------------------
+
+_NORM = "return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight"
+
+
+def test_a_rewrite_in_torch_passes_where_it_is_allowed_and_is_timed(lenient: Evaluator, repo: Path) -> None:
+    evaluation = lenient.evaluate(model(_NORM, NORM_INIT), find(repo, "::RMSNorm"))
+    assert evaluation.status is Status.PASSED, evaluation.reason
+    assert (evaluation.work, evaluation.language, evaluation.isolation.grade) == ("rewrite", "module", "B")
+    assert evaluation.timing is not None and evaluation.timing.clock == "supervisor"
+    assert 0 < evaluation.timing.workloads[0].candidate.median_ns < 1e9
+
+
+def test_an_extension_is_built_once_and_labelled_a_kernel(strict: Evaluator, repo: Path) -> None:
+    candidate = model("return ext.rms_norm(x.contiguous(), self.weight, self.eps)", NORM_INIT, extension=True)
+    first = strict.evaluate(candidate, find(repo, "::RMSNorm"))
+    assert first.status is Status.PASSED, first.reason
+    assert first.work == "kernel"
+    assert first.build is not None and not first.build.cached and first.build.seconds > 0
+    again = _evaluate(strict, repo, candidate)
+    assert again.status is Status.PASSED, again.reason
+    assert again.build is not None and again.build.cached and again.build.seconds < first.build.seconds
+
+
+_AFFINE_OWN_NAMES = """
+def __init__(self, sizes, dtype=None):
+    super().__init__()
+    inner = nn.Linear(*sizes, dtype=dtype)
+    self.w, self.b = inner.weight, inner.bias
+    self.s = nn.Parameter(torch.randn(sizes[1]))
+"""
+_AFFINE_SOME_NAMES = """
+def __init__(self, sizes, dtype=None):
+    super().__init__()
+    self.first = nn.Linear(*sizes, dtype=dtype)
+    self.s = nn.Parameter(torch.randn(sizes[1]))
+"""
+_NORM_SHARED = """
+def __init__(self, dim, eps=1e-6):
+    super().__init__()
+    self.eps, self.inner = eps, nn.Module()
+    self.weight = self.inner.weight = nn.Parameter(torch.ones(dim))
+"""
+_BATCH_NORM = """
+def __init__(self, channels):
+    super().__init__()
+    self.{name} = nn.BatchNorm1d(channels)
+"""
+
+
+@pytest.mark.parametrize(
+    ("candidate", "target"),
+    [
+        (model("return F.linear(x, self.w, self.b) * self.s", _AFFINE_OWN_NAMES), "::Affine"),
+        (model("return self.first(x) * self.s", _AFFINE_SOME_NAMES), "::Affine"),
+        (model("return F.rms_norm(x, x.shape[-1:], self.inner.weight, self.eps)", _NORM_SHARED), "::RMSNorm"),
+        (model("return self.norm(x)", _BATCH_NORM.format(name="norm")), "::Norm"),
+        (model("return self.other(x)", _BATCH_NORM.format(name="other")), "::Norm"),
+        (model("return {'count': torch.count_nonzero(x > kwargs['low'], -1), 'parts': [2 * x[:, :8], 3], "
+               "'top': x.max(-1).values}"), "::pair"),
+        (model("return x + x"), "::twice"),
+        (model("return x.reshape(-1)"), "::flat"),
+        (model("return x.mul_(args[1])"), "::scale_"),
+        (model("return F.relu(self.linear(x)) + self.shift",
+               "def __init__(self, n):\n    super().__init__()\n    self.linear = nn.Linear(n, n)\n"
+               "    self.shift = nn.Parameter(torch.randn(n))"), "bench_task.py::Model"),
+        (model("print('PASSED'); return x * 2"), "::twice"),
+    ],
+    ids=["own names", "some names", "tied", "running statistics", "own statistics", "dict", "function", "view",
+         "in place", "kernelbench", "prints"],
+)  # fmt: skip
+def test_honest_rewrites_pass(lenient: Evaluator, repo: Path, candidate: Candidate, target: str) -> None:
+    evaluation = _evaluate(lenient, repo, candidate, target)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+def test_functions_that_write_into_an_argument_count_as_kernels(strict: Evaluator, repo: Path) -> None:
+    candidate = model("y = torch.empty_like(x); ext.twice_into(x.contiguous(), y); return y", extension=True)
+    evaluation = _evaluate(strict, repo, candidate, "::twice")
+    assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+
+
+def test_an_extension_may_be_built_in_the_first_call(strict: Evaluator, repo: Path) -> None:
+    late = f"TEXT = {EXTENSION!r}\ncached = {{'load_inline': load_inline}}\n"
+    forward = "if 'ext' not in cached:\n    exec(TEXT, cached)\nreturn cached['ext'].twice(x)"
+    evaluation = _evaluate(strict, repo, model(forward, before=late), "::twice")
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("candidate", "status", "words"),
+    [
+        (Candidate.of("module", {"c.py": "class ModelNew(:\n"}), Status.BUILD_ERROR, "c.py:1: class ModelNew(:"),
+        (Candidate.of("module", {"c.py": HEAD + "import nowhere_found\n"}), Status.BUILD_ERROR, "nowhere_found"),
+        (Candidate.of("module", {"c.py": HEAD + "class Model(nn.Module): ...\n"}), Status.BUILD_ERROR, "no ModelNew"),
+        (Candidate.of("module", {"c.py": "ModelNew = 3\n"}), Status.BUILD_ERROR, "no ModelNew"),
+        (Candidate.of("module", {"c.py": "x = 1\n", "d.py": ""}), Status.BUILD_ERROR, "one .py file"),
+        (model("return x", "def __init__(self):\n    super().__init__()\n    self.no_such_thing"),
+         Status.RUNTIME_ERROR, "self.no_such_thing"),
+        (model("return helper(x)", before="def helper(x):\n    raise KeyError('lost')"),
+         Status.RUNTIME_ERROR, "in helper: raise KeyError('lost')"),
+        (model("import os; os._exit(0)"), Status.RUNTIME_ERROR, "exited with status 0"),
+        (model("raise SystemExit(0)"), Status.RUNTIME_ERROR, "SystemExit"),
+        (model("import ctypes; ctypes.string_at(8)"), Status.RUNTIME_ERROR, "SIGSEGV"),
+        (model("while True: pass"), Status.TIMEOUT, "no answer within 5 s"),
+        (model("return x[1:] * 2"), Status.INCORRECT_SHAPE, "shape (7, 64), expected (8, 64)"),
+        (model("return (x * 2).double()"), Status.INCORRECT_DTYPE, "dtype float64, expected float32"),
+        (model("return x * 2, x"), Status.INCORRECT_SHAPE, "returns out.0, out.1"),
+        (model("return None"), Status.INCORRECT_SHAPE, "is None"),
+        (model("return object()"), Status.INCORRECT_SHAPE, "builtins.object"),
+        (model("return (x * 2).t().contiguous().t()"), Status.INCORRECT_SHAPE, "strides"),
+        (model("return (x * 2).to_sparse()"), Status.INCORRECT_SHAPE, "sparse"),
+        (model("return x * 2.01"), Status.INCORRECT_NUMERICAL, "error norm"),
+    ],
+)  # fmt: skip
+def test_failures_say_what_happened(
+    lenient: Evaluator, repo: Path, candidate: Candidate, status: Status, words: str
+) -> None:
+    evaluation = _evaluate(lenient, repo, candidate, "::twice")
+    assert (evaluation.status, words in evaluation.reason) == (status, True), evaluation.reason
+
+
+def test_the_frames_shown_are_the_candidates_own(lenient: Evaluator, repo: Path) -> None:
+    evaluation = _evaluate(lenient, repo, model("return F.linear(x, torch.ones(3, 3))"), "::twice")
+    assert evaluation.status is Status.RUNTIME_ERROR
+    assert "candidate.py:" in evaluation.reason and "site-packages" not in evaluation.reason
+
+
+def test_a_build_error_shows_lines_of_the_candidates_source_only(strict: Evaluator, repo: Path) -> None:
+    broken = HEAD + EXTENSION.replace("return y;", 'return nonsense;\n#include "/etc/hostname"', 1)
+    candidate = Candidate.of("module", {"c.py": broken + "class ModelNew(nn.Module): ...\n"})
+    evaluation = _evaluate(strict, repo, candidate, "::twice")
+    assert evaluation.status is Status.BUILD_ERROR
+    assert evaluation.build is not None and "hostname: No such file" in evaluation.build.log
+    assert "main.cpp:" in evaluation.reason and "torch/" not in evaluation.build.log
+    again = _evaluate(strict, repo, candidate, "::twice")
+    assert again.reason == evaluation.reason and again.build is not None
+    assert again.build.seconds < evaluation.build.seconds  # failures are remembered
+
+
+def test_init_arguments_that_are_no_plain_data_are_the_targets_fault(lenient: Evaluator, repo: Path) -> None:
+    with pytest.raises(TargetError, match="Plain"):
+        _evaluate(lenient, repo, model("return x + 1"), "::Strange")
+
+
+def test_aliasing_and_mutation_are_as_the_references(lenient: Evaluator, repo: Path) -> None:
+    for forward, target, words in [
+        ("return x.mul_(2)", "::twice", "was changed"),
+        ("y = x * 2; x.add_(1); return y", "::twice", "was changed"),
+        ("self.weight.add_(1); " + _NORM, "::RMSNorm", "was changed"),
+    ]:
+        evaluation = _evaluate(lenient, repo, model(forward, NORM_INIT if "weight" in forward else ""), target)
+        assert evaluation.status in (Status.REJECTED, Status.INCORRECT_SHAPE), (forward, evaluation.reason)
+        assert words in evaluation.reason or "shares memory" in evaluation.reason
+
+
+def test_a_cached_output_buffer_is_found_by_the_call_after(lenient: Evaluator, repo: Path) -> None:
+    init = "def __init__(self):\n    super().__init__()\n    self.y = None"
+    forward = "if self.y is None: self.y = torch.empty_like(x)\nreturn torch.mul(x, 2, out=self.y)"
+    evaluation = _evaluate(lenient, repo, model(forward, init), "::twice")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL, evaluation.reason
+    assert "earlier call" in evaluation.reason
