@@ -79,7 +79,7 @@ def test_honest_kernel_passes_and_is_timed(evaluator: Evaluator, repo: Path) -> 
               'rows, cols = x.shape\n    raise Unsupported("only Tuesdays")').replace("empty, launch",
               "Unsupported, empty, launch")), Status.REJECTED, "only Tuesdays"),
         (Candidate.of("cpp", {"plan.py": NORM_PLAN}), Status.BUILD_ERROR, "no kernel.cpp"),
-        (Candidate.of("module", {"kernel.py": ""}), Status.REJECTED, "module candidates"),
+        (Candidate.of("module", {"kernel.py": ""}), Status.BUILD_ERROR, "no ModelNew"),
     ],
 )  # fmt: skip
 def test_wrong_kernels_are_refused(
