@@ -462,6 +462,8 @@ class _Attempt:
                 self.verification = self._verifier(kitchen).verify(self._products)
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
+            except Refusal as refusal:
+                raise (kitchen.explained(refusal) if isinstance(kitchen, Workshop) else refusal) from refusal
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure, ForgeError, LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.cases import AGAIN
 from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import matched_state, plan_of_call, state_specs
 from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
@@ -64,6 +65,7 @@ class Workshop:
         self.seconds, self.cached = 0.0, True
         #: State paths of the reference that the candidate has under another name, shape or dtype, or not at all.
         self.kept: tuple[str, ...] = ()
+        self._loads_weights = False
         self.extensions: tuple[str, ...] = ()
 
     @property
@@ -86,6 +88,20 @@ class Workshop:
 
     def produce(self, workload: WorkloadFacts) -> Product:
         return Product(workload, self.trace(workload), ())
+
+    def explained(self, refusal: Refusal) -> Refusal:
+        """``refusal`` with a hint where the candidate is right with the weights as constructed and with no others."""
+        found = refusal.verification
+        if found is None or refusal.status is not Status.INCORRECT_NUMERICAL or not self._loads_weights:
+            return refusal
+        constructed = [case.passed for case in found.cases if case.case in ("drawn", AGAIN)]
+        others = [case.passed for case in found.cases if case.case not in ("drawn", AGAIN) and case.contract]
+        if not constructed or not all(constructed) or any(others):
+            return refusal
+        hint = (
+            "it is right with the weights as constructed only: what __init__ derives from them sees no loaded weights"
+        )
+        return Refusal(refusal.status, f"{refusal.reason}\n  {hint}", build=refusal.build, verification=found)
 
     # -- workers
 
@@ -125,7 +141,8 @@ class Workshop:
         except WorkerFailure as error:
             raise Refusal(Status.RUNTIME_ERROR, str(error), build=self.build) from error
         reference = state_specs(self.facts.module)
-        self.kept = tuple(sorted(set(reference) - matched_state(reference, started.state)))
+        matched = matched_state(reference, started.state)
+        self.kept, self._loads_weights = tuple(sorted(set(reference) - matched)), bool(matched)
 
     def provide(self, request: ExtensionRequest) -> None:
         """Have an extension built that a worker asked for. Raises Refusal."""

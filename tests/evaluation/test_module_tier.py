@@ -218,3 +218,13 @@ def test_a_cached_output_buffer_is_found_by_the_call_after(lenient: Evaluator, r
     evaluation = _evaluate(lenient, repo, model(forward, init), "::twice")
     assert evaluation.status is Status.INCORRECT_NUMERICAL, evaluation.reason
     assert "earlier call" in evaluation.reason
+
+
+def test_constants_derived_from_weights_in_init_are_explained(lenient: Evaluator, repo: Path) -> None:
+    init = NORM_INIT + "    self.once = self.weight.detach().clone()\n"
+    evaluation = _evaluate(lenient, repo, model(_NORM.replace("self.weight", "self.once"), init))
+    assert evaluation.status is Status.INCORRECT_NUMERICAL
+    assert "as constructed only" in evaluation.reason
+    live = NORM_INIT + "    self.once = self.weight.detach()\n"  # shares the parameter's memory
+    evaluation = _evaluate(lenient, repo, model(_NORM.replace("self.weight", "self.once"), live))
+    assert evaluation.status is Status.PASSED, evaluation.reason
