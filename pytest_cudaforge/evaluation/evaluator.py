@@ -463,7 +463,9 @@ class _Attempt:
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
             except Refusal as refusal:
-                raise (kitchen.explained(refusal) if isinstance(kitchen, Workshop) else refusal) from refusal
+                if isinstance(kitchen, Workshop):
+                    kitchen.explain(refusal)
+                raise
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
 

@@ -89,19 +89,19 @@ class Workshop:
     def produce(self, workload: WorkloadFacts) -> Product:
         return Product(workload, self.trace(workload), ())
 
-    def explained(self, refusal: Refusal) -> Refusal:
-        """``refusal`` with a hint where the candidate is right with the weights as constructed and with no others."""
+    def explain(self, refusal: Refusal) -> None:
+        """Add a hint to ``refusal`` where the candidate is right with the weights as constructed and with no others."""
         found = refusal.verification
         if found is None or refusal.status is not Status.INCORRECT_NUMERICAL or not self._loads_weights:
-            return refusal
+            return
         constructed = [case.passed for case in found.cases if case.case in ("drawn", AGAIN)]
         others = [case.passed for case in found.cases if case.case not in ("drawn", AGAIN) and case.contract]
         if not constructed or not all(constructed) or any(others):
-            return refusal
+            return
         hint = (
             "it is right with the weights as constructed only: what __init__ derives from them sees no loaded weights"
         )
-        return Refusal(refusal.status, f"{refusal.reason}\n  {hint}", build=refusal.build, verification=found)
+        refusal.reason += f"\n  {hint}"
 
     # -- workers
 
