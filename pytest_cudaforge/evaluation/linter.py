@@ -28,7 +28,8 @@ from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, unf
 __all__ = ["lint"]
 
 _WEIGHTS = 20_260_101
-_SAMPLE = 1 << 20
+#: Elements looked at where an impression is enough, evenly spread.
+_SAMPLE = 1 << 16
 #: Outputs that differ by more than this share of their size need no oracle to be told apart, unless they are so small
 #: that they may be nothing but rounding.
 _ALIKE, _MAYBE_ROUNDING = 0.1, 1e-4
@@ -61,7 +62,7 @@ class _Answer:
     tree: Any
     weights: int | None
     outputs: Leaves
-    judged_by: tuple[Leaves, Rule] | None = None
+    judged_by: tuple[Leaves, dict[str, Rule]] | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -140,8 +141,8 @@ class _Linter:
                 subject.restore()
         return _Answer(probe, inputs, tree, weights, outputs)
 
-    def _oracle(self, answer: _Answer) -> tuple[Leaves, Rule]:
-        """The fp64 run of an answer's call and the rule it gives; the reference itself where there is no such run."""
+    def _oracle(self, answer: _Answer) -> tuple[Leaves, dict[str, Rule]]:
+        """The fp64 run of an answer's call and the rules it gives; the reference itself where there is no such run."""
         if answer.judged_by is not None:
             return answer.judged_by
         subject, options = self.subject, self.subject.options
@@ -158,7 +159,9 @@ class _Linter:
                 raise
             mode.partial = True
         oracle = {p: found.get(p, _wide(value, False)) for p, value in answer.outputs.items()}
-        answer.judged_by = oracle, Rule(mode.reduction, mode.partial, atol=options.atol, rtol=options.rtol)
+        summed = {path: mode.summed(found[path]) if path in found else mode.reduction for path in oracle}
+        rules = {p: Rule(n, mode.partial, atol=options.atol, rtol=options.rtol) for p, n in summed.items()}
+        answer.judged_by = oracle, rules
         return answer.judged_by
 
     def _reweighted(self, answer: _Answer) -> list[_Answer]:
@@ -169,7 +172,7 @@ class _Linter:
     def _not_reproducible(self, first: _Answer) -> Iterator[LintFinding]:
         with _DynamicShapes() as dynamic:
             again = self._answer("the same call", first.inputs, first.tree, None)
-        drawn = _generators()
+        drawn = _generators(self.subject.device)
         seed_generators(0)
         if different := _different(first, again):
             if self._judged(again.outputs, first) is not None:
@@ -177,7 +180,7 @@ class _Linter:
             elif not self.subject.options.nondeterministic:
                 what = f"two runs on the same inputs differ beyond rounding: {different}"
                 yield LintFinding("nondeterministic", f"{what}; make it reproducible, or declare nondeterministic=True")
-        elif drawn != _generators():
+        elif drawn != _generators(self.subject.device):
             reseeded = self._answer("another seed", first.inputs, first.tree, None, seed=1)
             if different := _different(first, reseeded):
                 what = f"not forgeable: it draws random numbers, and the same inputs give other outputs: {different}"
@@ -262,10 +265,10 @@ class _Linter:
             return None
         if all(_equal(outputs[path], value) for path, value in answer.outputs.items()):
             return 0.0, 0.0
-        oracle, rule = self._oracle(answer)
+        oracle, rules = self._oracle(answer)
         worst = (0.0, 0.0)
         for path, value in answer.tensors.items():
-            judgement = judge_output(path, outputs[path], value, oracle[path], rule)
+            judgement = judge_output(path, outputs[path], value, oracle[path], rules[path])
             if judgement.mismatches:
                 return None
             worst = max(worst, (judgement.error_ratio or 0.0, judgement.bound or 0.0))
@@ -345,14 +348,14 @@ def _empty_outputs(answers: Sequence[_Answer]) -> Iterator[LintFinding]:
     only = len(floats) == len(answers[0].outputs)
     for path in floats:
         values = [answer.tensors[path] for answer in answers]
-        finite = max(float(value.isfinite().double().mean()) for value in values)
+        finite = max(float(_some(value).isfinite().double().mean()) for value in values)
         if 1.0 - finite >= _LITTLE:
             what = f"{1.0 - finite:.4g} of {path} is NaN or infinite in every probe"
             lost = only and len(floats) == 1 and 1.0 - finite >= _NOTHING
             yield LintFinding("nonfinite", f"{what}: a constant NaN or infinity would pass" if lost else what, lost)
             continue
-        top = max(float(value.nan_to_num(0.0, 0.0, 0.0).abs().max()) for value in values)
-        if 0.0 < top < _TINY:
+        top = max(float(_some(value).nan_to_num(0.0, 0.0, 0.0).abs().max()) for value in values)
+        if 0.0 < top < _TINY and all(float(value.nan_to_num(0.0).abs().max()) < _TINY for value in values):
             what = f"{path} is nowhere larger than {top:.2g}: zeros would pass"
             yield LintFinding("tiny", what, only and len(floats) == 1)
         elif (share := min(_share_of_one_value(value) for value in values)) >= _SATURATED:
@@ -360,7 +363,7 @@ def _empty_outputs(answers: Sequence[_Answer]) -> Iterator[LintFinding]:
 
 
 def _share_of_one_value(tensor: Tensor) -> float:
-    sample = _ends(tensor)
+    sample = _some(tensor)
     return float((sample == sample.mode().values).double().mean()) if sample.numel() > 99 else 0.0
 
 
@@ -432,12 +435,11 @@ def _halved(leaf: Any) -> Any:
     return changed.view(leaf.shape)
 
 
-def _ends(tensor: Tensor) -> Tensor:
+def _some(tensor: Tensor) -> Tensor:
+    """Elements evenly spread over the tensor, as fp64."""
     flat = tensor.detach().flatten()
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).flatten()
-    sample = flat if flat.numel() <= 2 * _SAMPLE else torch.cat([flat[:_SAMPLE], flat[-_SAMPLE:]])
-    return sample.double()
+    flat = flat[:: 1 + flat.numel() // _SAMPLE]
+    return torch.view_as_real(flat).flatten().double() if flat.is_complex() else flat.double()
 
 
 def _alike(given: Leaves, expected: Leaves) -> bool:
@@ -452,7 +454,7 @@ def _alike(given: Leaves, expected: Leaves) -> bool:
         elif not (value.is_floating_point() or value.is_complex()):
             if not torch.equal(value, other):
                 return False
-        elif value.numel() and not _near(_ends(other), _ends(value)):
+        elif value.numel() and not _near(_some(other), _some(value)):
             return False
     return True
 
@@ -476,6 +478,8 @@ def _equal(first: Any, other: Any) -> bool:
         return False
     if torch.equal(first, other):
         return True
+    if not torch.equal(_some(first).nan_to_num(0.0), _some(other).nan_to_num(0.0)):
+        return False
     return bool(((first == other) | ((first != first) & (other != other))).all())
 
 
@@ -487,8 +491,8 @@ def _different(first: _Answer, other: _Answer) -> str:
             continue
         if not isinstance(value, Tensor) or not isinstance(now, Tensor) or value.shape != now.shape:
             return f"{path} is {_told(value)}, then {_told(now)}"
-        apart = (_ends(value) - _ends(now)).abs().nan_to_num(0.0)
-        return f"{path} by up to {float(apart.max()):.2g} where it is up to {float(_ends(value).abs().max()):.2g}"
+        apart = (_some(value) - _some(now)).abs().nan_to_num(0.0)
+        return f"{path} by up to {float(apart.max()):.2g} where it is up to {float(_some(value).abs().max()):.2g}"
     return ""
 
 
@@ -496,13 +500,11 @@ def _told(value: Any) -> str:
     return _shape(value) if isinstance(value, Tensor) else repr(value)
 
 
-def _cuda_generators() -> list[Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-
-def _generators() -> tuple[Any, ...]:
+def _generators(device: torch.device) -> tuple[Any, ...]:
     """The state of every generator that forward might use, comparable."""
-    states = [torch.get_rng_state(), *_cuda_generators()]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
     numpy = sys.modules.get("numpy")
     drawn = repr(numpy.random.get_state()) if numpy is not None else ""
     return (*(state.numpy().tobytes() for state in states), random.getstate(), drawn)
