@@ -7,7 +7,7 @@ all regions lie red zones. The candidate's worker sees the arena and nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +148,17 @@ class Bench:
         self.set_weights(case.weights_seed, case.kept)
         self._synchronise()
 
+    def fill_all(self, seeds: Sequence[int], poison: int) -> None:
+        """Every frame at once, each with values drawn from its own seed; weights as constructed, all else poisoned."""
+        self.poison = POISON[poison % len(POISON)]
+        self.bytes.fill_(self.poison)
+        self._expected = None
+        for frame, seed in zip(self.frames, seeds, strict=True):
+            self._draw_into(frame, Case(seed, "drawn", None))
+            self.frames[frame].held = {}
+        self.set_weights(None)
+        self._synchronise()
+
     def touch(self, frame: int, seed: int) -> None:
         """Change one element of each floating input, and nothing else: outputs keep what the last call left."""
         target = self.frames[frame]
@@ -160,27 +171,36 @@ class Bench:
             self._write(f"f{frame}/input/{path}", value)
         self._synchronise()
 
-    def renew(self, frame: int, seed: int) -> None:
-        """Other values in every input; outputs keep what the last call left, so that nothing shows but the inputs."""
-        target = self.frames[frame]
-        assert target.case is not None, "a frame is filled before it is renewed"
-        case = Case(seed, "drawn", target.case.weights_seed, target.case.kept)
-        self._expected, target.held, target.inputs = None, {}, {}
-        target.inputs, target.tree = self._draw(case)
-        target.case = case
-        for path, value in target.inputs.items():
-            self._write(f"f{frame}/input/{path}", value)
+    def renew(self, seeds: Sequence[int]) -> None:
+        """Other values in every input of every frame; outputs keep what the last call left, so that nothing shows but
+        the inputs."""
+        self._expected = None
+        for frame, seed in zip(self.frames, seeds, strict=True):
+            before = self.frames[frame].case
+            assert before is not None, "a frame is filled before it is renewed"
+            self._draw_into(frame, Case(seed, "drawn", before.weights_seed, before.kept))
+            self.frames[frame].held = {}
         self._synchronise()
 
-    def rewrite(self, frame: int) -> None:
-        """All that :meth:`renew` does to caches and clocks, and the same values once more into every input."""
+    def _draw_into(self, frame: int, case: Case) -> None:
         target = self.frames[frame]
-        assert target.case is not None, "a frame is filled before it is written again"
-        if sum(value.nbytes for value in target.inputs.values() if isinstance(value, Tensor)) < _SMALL_CALL_BYTES:
-            # Drawn and dropped: what the target draws need not be the same twice.
-            self._draw(target.case)
-        for path, value in target.inputs.items():
+        target.inputs = {}  # gigabytes of the case before must be gone before new ones are drawn
+        target.inputs, target.tree = self._draw(case)
+        target.case = case
+        self._write_inputs(frame)
+
+    def _write_inputs(self, frame: int) -> None:
+        for path, value in self.frames[frame].inputs.items():
             self._write(f"f{frame}/input/{path}", value)
+
+    def rewrite(self) -> None:
+        """All that :meth:`renew` does to caches and clocks, and the same values once more into every input."""
+        for frame, target in self.frames.items():
+            assert target.case is not None, "a frame is filled before it is written again"
+            if sum(value.nbytes for value in target.inputs.values() if isinstance(value, Tensor)) < _SMALL_CALL_BYTES:
+                # Drawn and dropped: what the target draws need not be the same twice.
+                self._draw(target.case)
+            self._write_inputs(frame)
         self._synchronise()
 
     def set_weights(self, seed: int | None, kept: tuple[str, ...] = ()) -> None:

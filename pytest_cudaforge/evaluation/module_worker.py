@@ -256,6 +256,7 @@ class _Service:
         self.leaves: dict[str, Any] = {}
         self._arenas: dict[int, HostArena | DeviceArena] = {}
         self._bound: dict[tuple[Binding, ...], _Bound] = {}
+        self._rotation: list[_Bound] = []
         self._held: tuple[_Bound, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
         self._tree: Any = None
         self._driver: Any = None
@@ -429,9 +430,11 @@ class _Service:
         self._synchronize()
         return json.dumps(leaves)
 
-    def _run_many(self, sets: Sequence[Any], calls: int) -> None:
+    def _run_many(self, sets: Sequence[Any] | None, calls: int) -> None:
         """Outputs of the last call of every set are in the arena when this returns; nothing is kept meanwhile."""
-        bounds = [self._bind(bindings) for bindings in sets]
+        if sets is not None:
+            self._rotation = [self._bind(bindings) for bindings in sets]
+        bounds = self._rotation
         self._load_weights(bounds[0])
         self._held = None
         model, count = self._model, len(bounds)

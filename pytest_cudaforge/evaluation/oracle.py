@@ -339,13 +339,17 @@ class OracleClient:
         """Write the case's inputs and weights, and poison everything else."""
         self.request("fill", bench=bench, frame=frame, case=to_json(case), poison=poison)
 
-    def renew(self, bench: int, frame: int, seed: int) -> None:
-        """Give a filled frame other inputs; its outputs keep what the last call left."""
-        self.request("renew", bench=bench, frame=frame, seed=seed)
+    def fill_all(self, bench: int, seeds: Sequence[int], poison: int) -> None:
+        """Draw every frame's inputs from its own seed; weights as constructed, everything else poisoned."""
+        self.request("fill_all", bench=bench, seeds=list(seeds), poison=poison)
 
-    def rewrite(self, bench: int, frame: int) -> None:
-        """Write a filled frame's inputs once more, as they are; outputs keep what the last call left."""
-        self.request("rewrite", bench=bench, frame=frame)
+    def renew(self, bench: int, seeds: Sequence[int]) -> None:
+        """Give all filled frames other inputs, by one seed each; outputs keep what the last call left."""
+        self.request("renew", bench=bench, seeds=list(seeds))
+
+    def rewrite(self, bench: int) -> None:
+        """Write all filled frames' inputs once more, as they are; outputs keep what the last call left."""
+        self.request("rewrite", bench=bench)
 
     def mutates(self, target: Target, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes."""

@@ -117,11 +117,14 @@ class _Oracle:
     def do_fill(self, bench: int, frame: int, case: Any, poison: int) -> Any:
         self.benches[bench].fill(frame, Case(**{**case, "kept": tuple(case["kept"])}), poison)
 
-    def do_renew(self, bench: int, frame: int, seed: int) -> Any:
-        self.benches[bench].renew(frame, seed)
+    def do_fill_all(self, bench: int, seeds: list[int], poison: int) -> Any:
+        self.benches[bench].fill_all(seeds, poison)
 
-    def do_rewrite(self, bench: int, frame: int) -> Any:
-        self.benches[bench].rewrite(frame)
+    def do_renew(self, bench: int, seeds: list[int]) -> Any:
+        self.benches[bench].renew(seeds)
+
+    def do_rewrite(self, bench: int) -> Any:
+        self.benches[bench].rewrite()
 
     def do_mutates(self, target: Any, workload: str) -> Any:
         return sorted(self.subject(target).mutates(workload))

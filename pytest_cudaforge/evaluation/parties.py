@@ -19,6 +19,9 @@ Clock = Literal["events", "supervisor"]
 #: A turn that takes so many times its slice is taken as it is.
 _CRAWL = 6.0
 _MAX_CALLS = 20_000
+#: How much of its share of the longer request a call counts at least; the rest is noise.
+_SHARE = 0.95
+_REQUESTS = 5
 #: A turn may take so many times its slice for the sake of a slope without the fetching of answers.
 _PATIENCE = 10.0
 
@@ -41,6 +44,10 @@ class Party(Protocol):
 class SlopeParty:
     """Timed by this process's clock: ``run(calls)`` returns the ns of one request.
 
+    What a request costs besides its calls cancels in the slope over n and 2n calls. That alone could be bought: who
+    idles through the first request has a slope of nothing. So a call never counts less than its share of the longer
+    request, of which ``spare_ns`` is not the calls': what a request takes in a process that holds no candidate.
+
     ``fetched``: so many answers are fetched in a request, or all of fewer calls. That cancels in the slope where a turn
     makes as many calls, which it does unless they take very long.
     """
@@ -51,8 +58,10 @@ class SlopeParty:
         before: Callable[[], None] = _nothing,
         after: Callable[[], None] = _nothing,
         fetched: int = 1,
+        spare_ns: float = 0.0,
     ) -> None:
         self._run, self._before, self._after, self._fetched = run, before, after, fetched
+        self._spare_ns = spare_ns
         self._per_call_ns = 0.0
         self.calls = 0
 
@@ -73,7 +82,7 @@ class SlopeParty:
             # A machine that is busy elsewhere can make threads wait for each other a thousand times longer: then the
             # request's own cost is nothing beside it, and repeating it would only burn the budget.
             crawling = once > _CRAWL * slice_ns
-            per_call = once / calls if crawling else slope_ns(once, self._run(2 * calls), calls)
+            per_call = once / calls if crawling else self._per_call(once, self._run(2 * calls), calls)
         finally:
             self._after()
         if per_call > 0:
@@ -87,13 +96,17 @@ class SlopeParty:
         finally:
             self._after()
 
+    def _per_call(self, once_ns: float, twice_ns: float, calls: int) -> float:
+        share_ns = (twice_ns - self._spare_ns) / (2 * calls)
+        return max(slope_ns(once_ns, twice_ns, calls), _SHARE * share_ns)
+
     def _calibrate(self) -> None:
         self._run(2)
         calls = 1
         while True:
             once, twice = self._run(calls), self._run(2 * calls)
             if twice - once > 5e5 or calls > 1 << 14:
-                self._per_call_ns = max(1.0, slope_ns(once, twice, calls))
+                self._per_call_ns = max(1.0, self._per_call(once, twice, calls))
                 return
             calls *= 4
 
@@ -128,7 +141,15 @@ def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clo
             )
         )
 
-    return SlopeParty(lambda calls: oracle.timed_request("run_many", rotation=rotation, party=name, calls=calls))
+    def run(calls: int) -> int:
+        return oracle.timed_request("run_many", rotation=rotation, party=name, calls=calls)
+
+    return SlopeParty(run, spare_ns=request_ns(oracle, rotation, name))
+
+
+def request_ns(oracle: OracleClient, rotation: int, name: str) -> float:
+    """What a request without any call takes, by the fastest of a few: code that no candidate has touched."""
+    return min(oracle.timed_request("run_many", rotation=rotation, party=name, calls=0) for _ in range(_REQUESTS))
 
 
 def worker_party(
@@ -139,9 +160,11 @@ def worker_party(
     clock: Clock,
     flush_bytes: int,
     limit_s: float,
+    spare_ns: float = 0.0,
 ) -> Party:
-    """A candidate in its worker over its buffer ``sets``. By the supervisor's clock it runs while it is timed and at no
-    other time, and the oracle stands still meanwhile: the worker comes and stays stopped."""
+    """A candidate in its worker over its buffer ``sets``; ``spare_ns`` as in SlopeParty. By the supervisor's clock it
+    runs while it is timed and at no other time, and the oracle stands still meanwhile: the worker comes and stays
+    stopped."""
     if clock == "events":
         return EventParty(
             lambda count, warm: (
@@ -154,4 +177,4 @@ def worker_party(
             return worker.run_many(sets, calls, timeout_s=limit_s)
 
     fetched = len(sets) if isinstance(worker, ModuleWorker) else 1
-    return SlopeParty(run, worker.cont, worker.stop, fetched)
+    return SlopeParty(run, worker.cont, worker.stop, fetched, spare_ns)

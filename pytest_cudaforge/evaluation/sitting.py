@@ -27,8 +27,8 @@ from pytest_cudaforge.evaluation.novelty import (
     play_rounds,
     single_of,
 )
-from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
-from pytest_cudaforge.evaluation.parties import Clock, Party, baseline_party, worker_party
+from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
+from pytest_cudaforge.evaluation.parties import Clock, Party, baseline_party, request_ns, worker_party
 from pytest_cudaforge.evaluation.pressure import ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
@@ -51,7 +51,7 @@ from pytest_cudaforge.records import Sample, Status, Target, TimedBlock, Workloa
 __all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "open_rotation"]
 
 #: Buffers a sitting may rotate over, and how much memory they may take.
-_MAX_FRAMES = 32
+_MAX_FRAMES = 256
 #: Blocks of one worker when time has run out.
 _FEWEST_BLOCKS = 3
 _MAX_ROTATION_BYTES = {"cpu": 192 << 20, "cuda": 2 << 30}
@@ -146,6 +146,7 @@ class Sitting:
         self.flush_bytes, self.hang_limit_s = flush_bytes, hang_limit_s
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
+        self._spare_ns = 0.0
         #: Were other processes busy in nearly every block, so that none could be left out?
         self.crowded = False
         #: How many times longer new values take than values seen before; 1.0 within noise.
@@ -158,6 +159,8 @@ class Sitting:
         """
         name = self.product.workload.name
         blocks: list[Block] = []
+        if self.clock == "supervisor":
+            self._spare_ns = request_ns(self.oracle, self.rotation.number, self.rotation.parties[0])
         try:
             with contextlib.ExitStack() as stack:
                 table = stack.enter_context(self._table(self.product, self.worker_of))
@@ -183,8 +186,7 @@ class Sitting:
         layout = call_layout(product.traced, frames=self.rotation.frames)
         bench, arena = self.oracle.open_bench(self.target, product.workload.name, "", layout.data)
         try:
-            for frame in range(self.rotation.frames):
-                self.oracle.fill(bench, frame, TrialCase(random.SystemRandom().getrandbits(62)), 0)
+            self.oracle.fill_all(bench, _seeds(self.rotation.frames), 0)
             yield _Table(product, worker_of, layout, bench, arena)
         finally:
             arena.close()
@@ -207,20 +209,22 @@ class Sitting:
                 clock=self.clock,
                 flush_bytes=self.flush_bytes,
                 limit_s=self.hang_limit_s,
+                spare_ns=self._spare_ns,
             )
 
     def _measure_own_share(self, blocks: Sequence[Block], table: _Table) -> None:
-        """Time the plan without its library calls; what they left in scratch stays there as plausible input."""
+        """Time the plan's library calls alone: trusted code, which a kernel cannot slow down for a better share. What
+        the kernels left in scratch stays there as plausible input."""
         main = self.product.traced.main
         if not blocks or not main.library_calls or not main.launches:
             return
-        steps = tuple(step for step in main.steps if not isinstance(step, LibraryCall))
-        own = replace(self.product, traced=replace(self.product.traced, main=replace(main, steps=steps)))
+        steps = tuple(step for step in main.steps if isinstance(step, LibraryCall))
+        traced = replace(self.product.traced, main=replace(main, steps=steps), prepare=None)
         total_ns = sample_of([block.of("candidate") for block in blocks], 1).median_ns
         # On the whole plan's table: the same buffers, prepared values included.
-        with self._seated(replace(table, product=own)) as party:
-            own_ns = sample_of([party.turn(self.pace.slice_ns) for _ in range(3)], 1).median_ns
-        self.own_share = max(0.0, min(1.0, own_ns / total_ns))
+        with self._seated(replace(table, product=replace(self.product, traced=traced, binaries=()))) as party:
+            library_ns = sample_of([party.turn(self.pace.slice_ns) for _ in range(3)], 1).median_ns
+        self.own_share = max(0.0, min(1.0, 1.0 - library_ns / total_ns))
 
     def _one_worker(self, process: int, table: _Table, beside: _Table | None, deadline: float) -> list[Block]:
         with contextlib.ExitStack() as stack:
@@ -289,20 +293,17 @@ class Sitting:
     def _check_new_values(self, table: _Table, candidate: Party, call_ns: float) -> None:
         """All values change at once: is every answer new, and does it take no longer than before? See the module
         ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`."""
-        chance = random.SystemRandom()
-        frames = range(self.rotation.frames)
-        # One answer of the first round is judged, which an honest kernel does not outlast: judging may cost a second.
-        unjudged = [chance.choice(frames)]
+        frames = self.rotation.frames
+        # One answer of the first round is judged: judging may cost a second, and the others are there for the time.
+        unjudged = [random.SystemRandom().randrange(frames)]
 
         def play() -> Round:
-            for frame in frames:
-                self.oracle.renew(table.bench, frame, chance.getrandbits(62))
-            new_ns = candidate.once(len(frames))
+            self.oracle.renew(table.bench, _seeds(frames))
+            new_ns = candidate.once(frames)
             if unjudged:
                 self._judge(table, unjudged.pop())
-            for frame in frames:
-                self.oracle.rewrite(table.bench, frame)
-            return Round(new_ns, candidate.once(len(frames)))
+            self.oracle.rewrite(table.bench)
+            return Round(new_ns, candidate.once(frames))
 
         rounds = play_rounds(play, call_ns)
         lag = lag_of(rounds, call_ns)
@@ -313,13 +314,15 @@ class Sitting:
                 f"{self.product.workload.name}: a call takes {call_ns / 1e3:.3g} us on values it has seen before and "
                 f"{lag:.1f} times that on new ones, in each of {len(rounds)} rounds: it remembers answers",
             )
-        if not self.product.traced.main.steps:
+        if self.clock == "supervisor":
             self._check_no_call_skipped(rounds, play, call_ns)
 
     def _check_no_call_skipped(self, rounds: tuple[Round, ...], play: Callable[[], Round], call_ns: float) -> None:
-        """A module's host code sees which answers are fetched: does a call take as long where all of them are?"""
+        """The candidate's host code sees which answers are fetched, and which values have been there for long: does a
+        call take as long where all of them are, and none has?"""
         workload, frames = self.product.workload, self.rotation.frames
-        fetched_bytes = frames * workload.output_bytes
+        # A launch plan writes its answers where they are judged; a module's are copied there.
+        fetched_bytes = 0 if self.product.traced.main.steps else frames * workload.output_bytes
 
         def times() -> float:
             return single_of(rounds, call_ns, fetched_bytes, frames)
@@ -330,7 +333,8 @@ class Sitting:
             raise Refusal(
                 Status.REJECTED,
                 f"{workload.name}: a call takes {call_ns / 1e3:.3g} us in a run of repeated calls and {times():.1f} "
-                f"times that where every answer is fetched, in each of {len(rounds)} rounds: it skips calls",
+                f"times that where all values are new and every answer is fetched, in each of {len(rounds)} rounds: it "
+                "skips calls or remembers answers",
             )
 
     def _judge(self, table: _Table, frame: int) -> None:
@@ -344,6 +348,12 @@ class Sitting:
         if found:
             reason = f"{name}: an output of a timed call is wrong: {found[0].output}: {found[0].detail}"
             raise Refusal(status_of(tuple(found)), reason)
+
+
+def _seeds(count: int) -> list[int]:
+    """Secret seeds, as many as there are frames."""
+    chance = random.SystemRandom()
+    return [chance.getrandbits(62) for _ in range(count)]
 
 
 def time_alone(
