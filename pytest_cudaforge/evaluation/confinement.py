@@ -64,9 +64,10 @@ def confine(spec: ChildSpec, abilities: Abilities, keep: Iterable[int], tmp: str
     if spec.defences.files and abilities.landlock_abi:
         _restrict_paths(spec, fresh_proc, tmp)
     if abilities.seccomp and (spec.defences.processes or spec.defences.network):
+        starts_programs = spec.role == "builder" or spec.compilers
         seccomp.install(
-            spec.role,
-            own_pid=os.getpid() if spec.role != "builder" or not abilities.namespaces else None,
+            "builder" if starts_programs else spec.role,
+            own_pid=os.getpid() if not starts_programs or not abilities.namespaces else None,
             refuse_sockets=spec.defences.network,
             refuse_processes=spec.defences.processes,
             # The CUDA driver may want some; a compiler's are gone with it.

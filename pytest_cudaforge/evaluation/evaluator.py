@@ -358,7 +358,7 @@ class Evaluator:
             torch_device=self.settings.device,
             threads=self.oracle.threads,
             start_limit_s=self.hang_limit_s(None) + 20,
-            spawn=lambda: self._servers.module_worker(cuda=cuda),
+            spawn=lambda compilers: self._servers.module_worker(cuda=cuda, compilers=compilers),
             compile_=functools.partial(self._extension, fresh),
         )
 

@@ -8,11 +8,16 @@ on sources and flags alone, so a candidate can poison no cache.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib.machinery
 import importlib.util
+import json
+import os
+import sys
 import time
 import types
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,6 +275,47 @@ def _garbled(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return tree_map(garbage, function(*tree_map(copied, args), **tree_map(copied, kwargs)))
 
 
+def change_triton() -> None:
+    """Watch or switch off the launches of Triton's kernels, as the mode says; nothing where Triton is not in use."""
+    jit = sys.modules.get("triton.runtime.jit")
+    kind = getattr(jit, "JITFunction", None)
+    if kind is None or not _registry.mode:
+        return
+    launch = kind.run
+
+    def changed(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        if _registry.mode == "raise":
+            raise RuntimeError("a Triton kernel was switched off")
+        if _registry.mode == "garbage":
+            return None  # nothing is launched: what it would have written stays as it was
+        _registry.own_calls += 1
+        return launch(kernel, *args, **kwargs)
+
+    kind.run = changed
+
+
+def packed_cache() -> bytes:
+    """Triton's cache of this process as one text of names and bytes; it goes to workers of the same candidate."""
+    folder = _cache_folder()
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else []
+    pairs = [[str(path.relative_to(folder)), base64.b64encode(path.read_bytes()).decode()] for path in files]
+    return zlib.compress(json.dumps(pairs).encode(), 1)
+
+
+def unpack_cache(packed: bytes) -> None:
+    """The inverse of :func:`packed_cache`, into this process's own folder."""
+    os.environ["TRITON_CACHE_DIR"] = str(_cache_folder())
+    if packed:
+        for name, text in json.loads(zlib.decompress(packed)):
+            path = _cache_folder() / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(text))
+
+
+def _cache_folder() -> Path:
+    return _registry.folder / "triton"
+
+
 def is_own_operator(name: str) -> bool:
     """Does an operator's profile name ("space::name") belong to an extension?"""
     space, found, _ = name.partition("::")
@@ -312,18 +358,21 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
     own_ns, own_calls, device_ns = 0.0, _registry.own_calls, 0.0
     operators: dict[str, float] = {}
-    for event in profile.key_averages():
+    averages = profile.key_averages()
+    # Where the driver lets nobody profile, the host's time of launching has to do.
+    on_gpu = cuda and any(event.self_device_time_total > 0 for event in averages)
+    for event in averages:
         on_device = cuda and str(event.device_type).endswith("CUDA")
         if on_device:
             device_ns += event.self_device_time_total * 1e3
             continue
-        ns = (event.self_device_time_total if cuda else event.self_cpu_time_total) * 1e3
+        ns = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e3
         if event.key.startswith(_OWN) or is_own_operator(event.key):
             own_ns += ns
             own_calls += 0 if event.key.startswith(_OWN) else event.count
         elif event.key.startswith("aten::"):
             operators[event.key] = operators.get(event.key, 0.0) + ns
-    if cuda:
+    if on_gpu:
         # Kernels that no operator of torch's launched are the candidate's: Triton's are, too.
         own_ns = max(own_ns, device_ns - sum(operators.values()))
         own_calls = max(own_calls, int(own_ns > 0))

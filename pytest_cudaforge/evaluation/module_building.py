@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,8 +29,9 @@ Compile = Callable[[ExtensionRequest], tuple[Binary, bool]]
 class Workshop:
     """Starts workers for one ModelNew. Raises Refusal where the candidate is at fault, SituationErrors otherwise.
 
-    ``initial`` is what :meth:`OracleClient.initial` gave; ``spawn`` makes an empty worker; ``compile_`` builds an
-    extension (or finds it in the cache) and raises BuildFailure and the builder's other failures.
+    ``initial`` is what :meth:`OracleClient.initial` gave; ``spawn`` makes an empty worker, which may start programs where
+    its argument says so; ``compile_`` builds an extension (or finds it in the cache) and raises BuildFailure and the
+    builder's other failures.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Workshop:
         torch_device: str,
         threads: int,
         start_limit_s: float,
-        spawn: Callable[[], ModuleWorker],
+        spawn: Callable[[bool], ModuleWorker],
         compile_: Compile,
     ) -> None:
         ((name, source),) = _one_file(candidate)
@@ -61,6 +63,9 @@ class Workshop:
         self._torch_device, self._start_limit_s = torch_device, start_limit_s
         self._spawn, self._compile = spawn, compile_
         self._libraries: dict[str, bytes] = {}
+        #: Triton compiles in the process that launches; later workers get what the first one compiled.
+        self._compiles_itself = torch_device != "cpu" and re.search(r"\btriton\b", source) is not None
+        self._compiled = b""
         self._logs: list[str] = []
         self.seconds, self.cached = 0.0, True
         #: State paths of the reference that the candidate has under another name, shape or dtype, or not at all.
@@ -108,7 +113,7 @@ class Workshop:
     def start(self, product: Product, sabotage: str = "") -> ModuleWorker:
         """A fresh worker with the candidate constructed. Raises Refusal, WorkerFailure or LaunchFailure."""
         while True:
-            worker = self._spawn()
+            worker = self._spawn(self._compiles_itself)
             try:
                 self._start_once(worker, product, sabotage)
             except NeedsBuild as need:
@@ -128,6 +133,7 @@ class Workshop:
                 product.workload,
                 self._libraries,
                 self._torch_device,
+                compiled=self._compiled,
                 timeout_s=self._start_limit_s,
             )
         except NeedsBuild:
@@ -143,6 +149,11 @@ class Workshop:
         reference = state_specs(self.facts.module)
         matched = matched_state(reference, started.state)
         self.kept, self._loads_weights = tuple(sorted(set(reference) - matched)), bool(matched)
+
+    def keep_compiled(self, worker: ModuleWorker, timeout_s: float) -> None:
+        """Take over what Triton has compiled in ``worker``, for this candidate's later workers and nobody else's."""
+        if self._compiles_itself:
+            self._compiled = worker.compiled(timeout_s=timeout_s)
 
     def provide(self, request: ExtensionRequest) -> None:
         """Have an extension built that a worker asked for. Raises Refusal."""

@@ -52,6 +52,7 @@ class Workbench:
             try:
                 with self._started("") as (worker, layout, _):
                     worker.run("main", layout.bindings(0), timeout_s=self._limit_s)
+                    self._workshop.keep_compiled(worker, self._limit_s)
                 return
             except NeedsBuild as need:
                 self._workshop.provide(need.request)

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "serve"]
 
-_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE = 1, 2, 3, 4, 5, 6, 8
+_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
-_CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=0)
+_CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
 _MAX_FRAMES = 8
 _MAX_ERROR_CHARS = 4000
@@ -103,9 +103,13 @@ class ModuleWorker(Worker):
         libraries: Mapping[str, bytes],
         device: str,
         *,
+        compiled: bytes = b"",
         timeout_s: float = 60,
     ) -> ModuleStart:
-        """Import the candidate, construct it and move it to ``device``. ``libraries``: built extensions by key."""
+        """Import the candidate, construct it and move it to ``device``.
+
+        ``libraries``: built extensions by key. ``compiled``: what :meth:`compiled` gave in another of its workers.
+        """
         self._on_gpu = device != "cpu"
         self._plan, self._workload = traced.main, workload
         payload = {
@@ -118,7 +122,8 @@ class ModuleWorker(Worker):
             "device": device,
             "libraries": [[key, len(library)] for key, library in libraries.items()],
         }
-        reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=b"".join(libraries.values()))
+        blob = b"".join([*libraries.values(), compiled])
+        reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=blob)
         return _start_of(reply.text)
 
     def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> LaunchPlan:
@@ -132,6 +137,10 @@ class ModuleWorker(Worker):
         reply = self._ask(_RUN, {"bindings": [list(b) for b in bindings]}, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
+
+    def compiled(self, *, timeout_s: float) -> bytes:
+        """The files of Triton's cache in the child, packed by the child: of use to its like alone."""
+        return self._ask(_COMPILED, {}, "reading what was compiled", timeout_s).blob
 
     def profile(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> CallProfile:
         """Untimed calls under torch's profiler: the child's own words on what ran."""
@@ -205,9 +214,12 @@ def serve(channel: Channel) -> None:
     service = _Service()
     while True:
         request = channel.receive_request()
-        status, text = _OK, ""
+        status, text, blob = _OK, "", b""
         try:
-            text = service.answer(request)
+            if request.operation == _COMPILED:
+                blob = extensions.packed_cache()
+            else:
+                text = service.answer(request)
         except _CandidateError as error:
             status, text = error.status, str(error)
         except DeviceError as error:
@@ -221,7 +233,9 @@ def serve(channel: Channel) -> None:
         if missing is not None:
             # Whatever the candidate made of the refusal, a fallback included: it starts again with the extension.
             status, text = _NEEDS_BUILD, missing
-        channel.send_reply(request.nonce, status, text=text if status in (_OK, _NEEDS_BUILD) else text[:8000])
+        channel.send_reply(
+            request.nonce, status, text=text if status in (_OK, _NEEDS_BUILD) else text[:8000], blob=blob
+        )
 
 
 class _Bound:
@@ -305,10 +319,13 @@ class _Service:
         precision_flags(self._recipe.precision).__enter__()
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
-        extensions.install(folder, _cut(asked["libraries"], blob), self._recipe.sabotage)
+        libraries, compiled = _cut(asked["libraries"], blob)
+        extensions.install(folder, libraries, self._recipe.sabotage)
+        extensions.unpack_cache(compiled)
         self._file = folder / Path(self._recipe.file_name).name
         self._file.write_text(self._recipe.source, encoding="utf-8")
         self._class = self._guarded(_BUILD_REFUSED, "importing the file", self._import)
+        extensions.change_triton()
         self._construct()
         state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in self._state.items()]
         return json.dumps({"state": state})
@@ -532,12 +549,13 @@ class _Service:
         return json.dumps(extensions.profiled(lambda: self._call(bound), calls, self.device.type == "cuda"))
 
 
-def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> dict[str, bytes]:
+def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> tuple[dict[str, bytes], bytes]:
+    """The libraries by key, and what follows them."""
     found, offset = {}, 0
     for key, size in sizes:
         found[str(key)] = blob[offset : offset + size]
         offset += size
-    return found
+    return found, blob[offset:]
 
 
 def _plain(leaf: Any) -> Any:

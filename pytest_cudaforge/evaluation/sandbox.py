@@ -103,7 +103,8 @@ class Abilities:
 class ChildSpec:
     """What one child gets; travels to the fork server as JSON. ``uid`` 0: keep the user id.
 
-    ``hidden``: folders below ``readable`` ones that its view of the file system covers.
+    ``hidden``: folders below ``readable`` ones that its view of the file system covers. ``compilers``: a worker that
+    may start programs, because Triton compiles where it runs; they stay in its namespaces and end with it.
     """
 
     role: seccomp.Role
@@ -114,6 +115,7 @@ class ChildSpec:
     readable: tuple[str, ...] = ()
     uid: int = 0
     hidden: tuple[str, ...] = ()
+    compilers: bool = False
 
     @property
     def confined(self) -> bool:

@@ -164,10 +164,13 @@ class ForkServers:
         kind = "torch" if library_calls else ("cuda" if cuda else "plain")
         return Worker(self._spawn(kind, "worker", cuda, limits or self.settings.limits))
 
-    def module_worker(self, *, cuda: bool, limits: Limits | None = None) -> ModuleWorker:
-        """A fresh process for a ModelNew, with torch loaded. Raises SandboxError, as :meth:`worker` does."""
+    def module_worker(self, *, cuda: bool, compilers: bool = False, limits: Limits | None = None) -> ModuleWorker:
+        """A fresh process for a ModelNew, with torch loaded; ``compilers``: it may start programs (Triton's).
+
+        Raises SandboxError, as :meth:`worker` does.
+        """
         self._require_isolation("module")
-        return ModuleWorker(self._spawn("torch", "module_worker", cuda, limits or self.settings.limits))
+        return ModuleWorker(self._spawn("torch", "module_worker", cuda, limits or self.settings.limits, compilers))
 
     def _require_isolation(self, language: str) -> None:
         found = self.isolation(language)
@@ -184,13 +187,14 @@ class ForkServers:
         most = limits.memory_bytes if kind == "shapes" else min(limits.memory_bytes, _COMPILER_MEMORY_BYTES)
         return self._spawn(kind, "builder", False, dataclasses.replace(limits, memory_bytes=most))
 
-    def _spawn(self, kind: str, role: Role, cuda: bool, limits: Limits) -> Child:
+    def _spawn(self, kind: str, role: Role, cuda: bool, limits: Limits, compilers: bool = False) -> Child:
         settings = self.settings
         readable, hidden = self._readable, tuple[str, ...]()
         if (kind, role) == ("plain", "worker"):
             # Native code could call into torch by any number of ways; here there is none to call.
             readable, hidden = tuple(p for p in readable if p not in self._packages), self._packages
-        spec = ChildSpec(role, cuda, settings.isolation, limits, settings.defences, readable, hidden=hidden)
+        isolation, defences = settings.isolation, settings.defences
+        spec = ChildSpec(role, cuda, isolation, limits, defences, readable, hidden=hidden, compilers=compilers)
         return self._server(kind).spawn(spec)
 
     def _server(self, kind: str) -> _ForkServer:

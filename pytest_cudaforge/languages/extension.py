@@ -212,6 +212,8 @@ def _ninja_text(request: ExtensionRequest, arch: str, narrow: bool) -> str:
     host = [*general, *includes, "-fPIC", f"-std={_dialect()}", "-fdiagnostics-color=never", *_words(request.cflags)]
     device = [*general, *includes, *_NVCC_FLAGS, *_arch_flags(request, arch), "--compiler-options", "-fPIC"]
     device += [f"-std={_dialect()}", *_words(request.cuda_cflags)]
+    if not any(_PYTHON.search(text) for file, text in request.sources if file.endswith(".cu")):
+        device.insert(0, "-DFORGE_WITHOUT_PYTHON")  # nvcc is slow at pybind11, which a kernel file does not need
     lines = [f"rule cxx\n  command = {_escaped([_tool('g++'), *host])} -c $in -o $out"]
     if request.with_cuda:
         lines.append(f"rule cu\n  command = {_escaped([_tool('nvcc'), *device])} -c $in -o $out")
@@ -238,6 +240,8 @@ def _arch_flags(request: ExtensionRequest, arch: str) -> list[str]:
     if any("arch" in flag or "gencode" in flag for flag in request.cuda_cflags):
         return []
     number = arch.removeprefix("sm_")
+    # From Hopper on a device's own instructions (bulk copies, its matrix units) need its "a" variant.
+    number += "a" if number.isdigit() and int(number) >= 90 else ""
     return [f"-gencode=arch=compute_{number},code=sm_{number}"]
 
 
@@ -287,6 +291,7 @@ def _flat(words: Sequence[str]) -> Iterator[str]:
 #: What only torch's full headers declare, or declare differently.
 _ONLY_FULL = re.compile(r"\btorch::(?:nn|optim|data|autograd|jit|serialize|tensor|fft|linalg|special|from_file)\b")
 _OPERATOR = re.compile(r"::\s*(\w+)")
+_PYTHON = re.compile(r"\bPYBIND11|\bpybind11\b|\bpy::|wrap_pybind_function|PyObject")
 _WORD = re.compile(r"\b[a-z_]\w*\b")
 #: Headers by a sign of their use.
 _BY_SIGN = (
@@ -330,6 +335,7 @@ def _narrow_headers(request: ExtensionRequest) -> dict[str, str]:
     names = "using namespace at;\nusing std::nullopt;\nusing std::optional;\nusing Dtype = at::ScalarType;\n"
     types = f"#pragma once\n{tensors}\n#include <optional>\nnamespace torch {{\n{names}{dtypes}}}\n"
     python = "#include <torch/csrc/Exceptions.h>\n#include <torch/csrc/utils/pybind.h>\n"
+    python = f"#ifndef FORGE_WITHOUT_PYTHON\n{python}#endif\n"
     whole = f"#pragma once\n#include <torch/types.h>\n{python}"
     plain = "#pragma once\n#include <torch/types.h>\n"
     return {

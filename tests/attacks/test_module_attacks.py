@@ -1,0 +1,266 @@
+"""Hostile ModelNew files against the evaluator: none passes, and the honest twin of each does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from module_targets import EXTENSION, find, model, write_repo
+
+from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.novelty import SINGLE_REFUSED_ABOVE, Round, single_of
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+_ANY = ("kernel", "mixed", "library", "rewrite")
+_SECRET = "FORGE_MODULE_TEST_KEY"
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    write_repo(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Evaluator]]:
+    """Evaluators by what they allow and how they isolate, on one build cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    kept: dict[tuple[object, ...], Evaluator] = {}
+
+    def provide(allow: tuple[str, ...] = _ANY, isolation: Literal["auto", "none"] = "auto") -> Evaluator:
+        key = (allow, isolation)
+        if key not in kept:
+            os.environ[_SECRET] = "do-not-tell"
+            settings = EvaluatorSettings(
+                cache_dir=cache,
+                lock_dir=cache,
+                allow=allow,
+                isolation=isolation,
+                hang_limit_s=5.0,
+                timing_budget_s=0.3,
+            )
+            kept[key] = Evaluator(settings)
+        return kept[key]
+
+    yield provide
+    os.environ.pop(_SECRET, None)
+    for evaluator in kept.values():
+        evaluator.close()
+
+
+@pytest.fixture(scope="module")
+def lenient(opened: Callable[..., Evaluator]) -> Evaluator:
+    evaluator = opened()
+    if evaluator._servers.isolation("module").grade == "C":
+        pytest.skip("no isolation of native code here")
+    return evaluator
+
+
+@pytest.fixture(scope="module")
+def strict(opened: Callable[..., Evaluator], lenient: Evaluator) -> Evaluator:
+    return opened(("kernel",))
+
+
+def _verdict(evaluator: Evaluator, repo: Path, candidate: Candidate, name: str = "::twice") -> Evaluation:
+    return evaluator.evaluate(candidate, find(repo, name), timing=False)
+
+
+# -- what lies outside the sandbox -------------------------------------------------------------------------------
+
+
+def _reads_the_reference(repo: Path) -> Candidate:
+    text = f"""
+        import importlib.util
+        spec = importlib.util.spec_from_file_location("stolen", {str(repo / "layers.py")!r})
+        stolen = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(stolen)
+    """
+    return model("return stolen.twice(x)", before=text)
+
+
+def test_the_reference_cannot_be_read(opened: Callable[..., Evaluator], lenient: Evaluator, repo: Path) -> None:
+    candidate = _reads_the_reference(repo)
+    evaluation = _verdict(lenient, repo, candidate)
+    assert evaluation.status is Status.BUILD_ERROR, evaluation.reason
+    assert "layers.py" in evaluation.reason
+    # Without isolation it works: the sandbox is what stops it.
+    assert _verdict(opened(isolation="none"), repo, candidate).status is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        ("import subprocess; subprocess.run(['true'], check=True)", "PermissionError"),
+        ("import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM)", "Permission"),
+        ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
+    ],
+    ids=["process", "network", "signal"],
+)
+def test_nothing_outside_can_be_reached(lenient: Evaluator, repo: Path, attack: str, words: str) -> None:
+    evaluation = _verdict(lenient, repo, model(f"{attack}\nreturn x * 2"))
+    assert evaluation.status is Status.RUNTIME_ERROR, evaluation.reason
+    assert words in evaluation.reason
+
+
+def test_the_environment_holds_no_secret(lenient: Evaluator, repo: Path) -> None:
+    candidate = model(f"import os; assert {_SECRET!r} not in os.environ\nreturn x * 2")
+    assert _verdict(lenient, repo, candidate).status is Status.PASSED
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------
+
+
+def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path) -> None:
+    before = """
+        import time
+        from pytest_cudaforge.evaluation import module_worker
+        real = time.sleep
+        time.perf_counter_ns = time.monotonic_ns = time.time_ns = lambda: 1
+        time.perf_counter = time.monotonic = time.time = lambda: 1.0
+        torch.cuda.synchronize = torch.utils.benchmark = None
+    """
+    evaluation = lenient.evaluate(model("real(0.003); return x * 2", before=before), find(repo, "::twice"))
+    assert evaluation.status is Status.PASSED, evaluation.reason
+    assert evaluation.timing is not None
+    assert evaluation.timing.workloads[0].candidate.median_ns > 2e6
+
+
+def test_calls_skipped_while_nobody_fetches_their_answers() -> None:
+    honest = [Round(1.2e6, 1.1e6)]
+    assert single_of(honest, 0.9e6, 32 << 20, 8) < SINGLE_REFUSED_ABOVE
+    assert single_of(honest, 0.01e6, 32 << 10, 8) > SINGLE_REFUSED_ABOVE
+
+
+# -- the answer --------------------------------------------------------------------------------------------------
+
+_LAZY = """
+    class Lazy(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return super().__torch_function__(func, types, args, kwargs or {})
+"""
+_MEMO = """
+    answers = {}
+"""
+_LATE = """
+    import threading, time
+    def later(y, x):
+        time.sleep(0.05)
+        y.copy_(x * 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("candidate", "statuses"),
+    [
+        (model("return (x * 2).as_subclass(Lazy)", before=_LAZY), {Status.INCORRECT_SHAPE}),
+        (model("return x"), {Status.INCORRECT_SHAPE, Status.INCORRECT_NUMERICAL}),
+        (model("if x.data_ptr() not in answers: answers[x.data_ptr()] = x * 2\nreturn answers[x.data_ptr()].clone()",
+               before=_MEMO), {Status.INCORRECT_NUMERICAL}),
+        (model("y = torch.zeros_like(x); threading.Thread(target=later, args=(y, x)).start(); return y",
+               before=_LATE), {Status.INCORRECT_NUMERICAL}),
+        (model("import os; os._exit(0)"), {Status.RUNTIME_ERROR}),
+        (model("print('PASSED', flush=True); return torch.zeros_like(x)"), {Status.INCORRECT_NUMERICAL}),
+        (model("x.mul_(2); return x.clone()"), {Status.REJECTED}),
+        (model("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'OK' * 64)\n    except OSError: pass\n"
+               "return torch.zeros_like(x)"), {Status.RUNTIME_ERROR, Status.INCORRECT_NUMERICAL}),
+        (model("return torch.empty_like(x)"), {Status.INCORRECT_NUMERICAL}),
+    ],
+    ids=["lazy", "input", "memo", "late thread", "exit", "prints", "writes input", "channel", "empty"],
+)  # fmt: skip
+def test_wrong_answers_are_refused(lenient: Evaluator, repo: Path, candidate: Candidate, statuses: set[Status]) -> None:
+    evaluation = _verdict(lenient, repo, candidate)
+    assert evaluation.status in statuses, (evaluation.status, evaluation.reason)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        model("return (x * 2).as_subclass(torch.Tensor)", before=_LAZY),
+        model("return x.clone() * 2"),
+        model("answers[x.data_ptr()] = x * 2\nreturn answers[x.data_ptr()].clone()", before=_MEMO),
+        model("y = torch.zeros_like(x); t = threading.Thread(target=later, args=(y, x)); t.start(); t.join(); return y",
+              before=_LATE),
+    ],
+    ids=["plain", "copy", "no memo", "joined thread"],
+)  # fmt: skip
+def test_their_honest_twins_pass(lenient: Evaluator, repo: Path, candidate: Candidate) -> None:
+    evaluation = _verdict(lenient, repo, candidate)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+# -- the work ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        ("try:\n    assert x.is_cuda\n    return ext.twice(x)\nexcept AssertionError:\n    return x * 2", "aten::mul"),
+        ("try:\n    return ext.twice(x)\nexcept RuntimeError:\n    return x * 2", "raise an error"),
+        ("ext.twice(x)\nreturn x * 2", "return garbage"),
+        ("return x * 2 + 0 * ext.twice(x)", "return garbage"),
+        ("y = x * 2\next.twice_into(x, torch.empty_like(x))\nreturn y", "return garbage"),
+        ("return ext.torch_twice(x)", "aten::"),
+        ("return torch.compile(lambda t: t * 2, backend='eager')(x)", "aten::mul"),
+        ("import numpy\nreturn torch.from_numpy(numpy.multiply(x.numpy(), 2))", ""),
+    ],
+    ids=["never launched", "fallback", "decoy", "decoy times zero", "decoy in place", "torch in C++", "compiled",
+         "numpy"],
+)  # fmt: skip
+def test_work_that_is_not_its_own_is_refused(strict: Evaluator, repo: Path, forward: str, words: str) -> None:
+    evaluation = _verdict(strict, repo, model(forward, extension="ext." in forward))
+    assert evaluation.status is Status.REJECTED, (evaluation.status, evaluation.reason)
+    assert evaluation.work in ("rewrite", "mixed") and words in evaluation.reason
+
+
+def test_the_honest_twin_of_all_of_them_passes(strict: Evaluator, repo: Path) -> None:
+    evaluation = _verdict(strict, repo, model("return ext.twice(x)", extension=True))
+    assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+
+
+def test_labels_follow_the_shares_of_what_ran() -> None:
+    def label(own_calls: int, own_ns: int, *operators: tuple[str, int]) -> str:
+        return label_of_call(CallProfile(own_calls, own_ns, operators))
+
+    assert label(3, 900, ("aten::empty", 500)) == "kernel"
+    assert label(3, 900, ("aten::mm", 5000)) == "kernel"
+    assert label(3, 10, ("aten::mm", 5000)) == "library"
+    assert label(3, 900, ("aten::relu", 500)) == "mixed"
+    assert label(3, 10, ("aten::relu", 5000)) == "rewrite"
+    assert label(0, 0, ("aten::mm", 5000)) == "library"
+    assert label(0, 0, ("aten::relu", 5000)) == "rewrite"
+    assert label(0, 0) == "rewrite"
+
+
+# -- the build cache ---------------------------------------------------------------------------------------------
+
+
+def test_an_extension_cannot_poison_the_cache(strict: Evaluator, repo: Path) -> None:
+    builds = strict.settings.cache_dir / "builds"
+    assert _verdict(strict, repo, model("return ext.twice(x)", extension=True)).status is Status.PASSED
+    before = {path: path.read_bytes() for path in builds.rglob("*") if path.is_file()}
+    spoil = f"""
+        import glob, os
+        for folder in ({str(builds)!r}, os.path.expanduser("~/.cache"), "/tmp"):
+            for path in glob.glob(folder + "/**/*", recursive=True):
+                try:
+                    open(path, "wb").write(b"spoilt")
+                except OSError:
+                    pass
+    """
+    hostile = model("return ext.twice(x) * 3", extension=True, before=spoil)
+    assert _verdict(strict, repo, hostile).status is not Status.PASSED
+    assert {path: path.read_bytes() for path in before} == before
+    assert _verdict(strict, repo, model("return ext.twice(x)", extension=True)).status is Status.PASSED
+
+
+def test_what_is_cached_depends_on_the_source_not_on_the_name(strict: Evaluator, repo: Path) -> None:
+    wrong = EXTENSION.replace("b[i] = 2 * a[i]", "b[i] = 3 * a[i]")
+    hostile = model("return ext.twice(x)", before=wrong)
+    assert _verdict(strict, repo, hostile).status is Status.INCORRECT_NUMERICAL
+    assert _verdict(strict, repo, model("return ext.twice(x)", extension=True)).status is Status.PASSED

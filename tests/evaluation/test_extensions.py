@@ -1,0 +1,86 @@
+"""``load_inline`` and ``load`` as a module's worker has them: requests as torch would build them, and what is handed on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_cudaforge.errors import WorkerProtocol
+from pytest_cudaforge.evaluation import extensions
+from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text
+
+
+@pytest.fixture(autouse=True)
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(extensions, "_registry", extensions._Registry())
+    extensions._registry.folder = tmp_path
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    yield
+
+
+def _asked() -> ExtensionRequest:
+    text = extensions.missing()
+    assert text is not None
+    assert extensions.missing() is None
+    return request_from_text(text)
+
+
+def test_a_call_becomes_the_sources_that_torch_would_compile() -> None:
+    functions = {"f": "adds", "g": "multiplies"}
+    with pytest.raises(extensions.NEVER):
+        extensions.load_inline("ext", "int f(int x);", ["__global__ void k() {}"], functions=functions, verbose=True)
+    request = _asked()
+    assert [name for name, _ in request.sources] == ["main.cpp", "cuda.cu"]
+    main, cuda = (text for _, text in request.sources)
+    assert main.startswith("#include <torch/extension.h>\nint f(int x);\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {")
+    assert 'm.def("g", torch::wrap_pybind_function(g), "multiplies");' in main
+    assert cuda.startswith("#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n__global__")
+    assert request.with_cuda
+
+
+def test_headers_functions_and_cuda_as_asked() -> None:
+    with pytest.raises(extensions.NEVER):
+        extensions.load_inline(
+            "ext", ["a", "b"], functions="f", no_implicit_headers=True, with_pytorch_error_handling=False
+        )
+    request = _asked()
+    assert request.sources[0][1].startswith("a\nb\nPYBIND11_MODULE")
+    assert 'm.def("f", f, "f");' in request.sources[0][1]
+    assert not request.with_cuda and request.python_module
+
+
+def test_load_reads_its_files_in_the_candidates_process(tmp_path: Path) -> None:
+    (tmp_path / "k.cpp").write_text("int x;")
+    with pytest.raises(extensions.NEVER):
+        extensions.load("ext", [str(tmp_path / "k.cpp")], extra_cflags=[" -O3 ", ""], is_python_module=False)
+    request = _asked()
+    assert request.sources == (("k.cpp", "int x;"),) and request.cflags == ("-O3",)
+    assert not request.python_module
+
+
+def test_no_except_clause_hides_that_an_extension_is_missing() -> None:
+    with contextlib.suppress(BaseException):  # what a candidate with a fallback does
+        extensions.load_inline("ext", "int x;")
+    assert _asked().name == "ext"
+
+
+def test_a_malformed_request_is_a_broken_protocol() -> None:
+    with pytest.raises(WorkerProtocol):
+        extensions.decode_request("{}")
+
+
+def test_what_triton_compiled_goes_from_one_worker_to_the_next(tmp_path: Path) -> None:
+    (tmp_path / "triton" / "deep").mkdir(parents=True)
+    (tmp_path / "triton" / "deep" / "kernel.cubin").write_bytes(b"\0\xff")
+    packed = extensions.packed_cache()
+    extensions._registry.folder = tmp_path / "other"
+    extensions.unpack_cache(packed)
+    assert (tmp_path / "other" / "triton" / "deep" / "kernel.cubin").read_bytes() == b"\0\xff"
+
+
+def test_operators_of_extensions_are_told_from_torchs() -> None:
+    assert extensions.is_own_operator("my_ops::norm")
+    assert not any(map(extensions.is_own_operator, ["aten::mul", "profiler::_record", "plain", "Optimizer.step#x"]))
