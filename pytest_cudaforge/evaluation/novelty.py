@@ -13,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CHARGED_ABOVE", "REFUSED_ABOVE", "SINGLE_REFUSED_ABOVE", "Round", "lag_of", "play_rounds", "single_of"]
+__all__ = [
+    "CHARGED_ABOVE",
+    "REFUSED_ABOVE",
+    "SINGLE_REFUSED_ABOVE",
+    "Round",
+    "lag_of",
+    "pass_share_ns",
+    "play_rounds",
+    "single_of",
+]
 
 #: New values may cost this many times what seen ones do before the difference is charged to the kernel's time:
 #: branches learnt by heart and the noise of one short pass lie below.
@@ -48,14 +57,19 @@ def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
     return lag if lag > CHARGED_ABOVE else 1.0
 
 
-def single_of(rounds: Sequence[Round], call_ns: float, pass_bytes: int, calls: int) -> float:
-    """How many times ``call_ns`` a call takes in a pass that fetches every answer; 1.0 and less within noise.
+def single_of(rounds: Sequence[Round], call_ns: float, spare_ns: float) -> float:
+    """How many times ``call_ns`` a call takes in a pass; 1.0 and less within noise. ``spare_ns`` of it are not the
+    kernel's (:func:`pass_share_ns`; 0 by device events, which see nothing but the call).
 
-    A module's own host code could skip calls of a long run whose answers nobody fetches: inputs it has seen give
-    outputs that lie there already. In a pass it cannot. ``pass_bytes`` were fetched in a pass of ``calls``.
+    A kernel may do its work on the first visits after a change only, so that both passes of a round take long, and a
+    module's own host code could skip calls of a long run whose answers nobody fetches. In a pass neither can rest.
     """
-    spare_ns = (_PASS_NS + pass_bytes * _FETCH_NS_PER_BYTE) / calls
     return (min(min(r.new_ns, r.seen_ns) for r in rounds) - spare_ns) / max(call_ns, 1.0)
+
+
+def pass_share_ns(pass_bytes: int, calls: int) -> float:
+    """A call's share of what a pass of ``calls`` costs besides them; ``pass_bytes`` of answers were fetched."""
+    return (_PASS_NS + pass_bytes * _FETCH_NS_PER_BYTE) / calls
 
 
 def play_rounds(play: Callable[[], Round], call_ns: float) -> tuple[Round, ...]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_cudaforge.evaluation.novelty import MAX_ROUNDS, REFUSED_ABOVE, Round, lag_of, play_rounds
+from pytest_cudaforge.evaluation.novelty import (
+    MAX_ROUNDS,
+    REFUSED_ABOVE,
+    Round,
+    lag_of,
+    pass_share_ns,
+    play_rounds,
+    single_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,3 +46,11 @@ def test_a_memory_shows_in_every_round() -> None:
     rounds = play_rounds(lambda: Round(900, 100), 100.0)
     assert len(rounds) == MAX_ROUNDS
     assert lag_of(rounds, 100.0) > REFUSED_ABOVE
+
+
+def test_a_pass_holds_every_call_to_its_time() -> None:
+    rounds = [Round(310, 305), Round(900, 300)]
+    assert single_of(rounds, 300.0, 0.0) == 1.0
+    assert single_of(rounds, 3.0, 0.0) == 100.0  # rests on all but the first visits
+    assert single_of(rounds, 300.0, pass_share_ns(0, 256)) < 0  # lost in what a pass costs besides
+    assert pass_share_ns(1 << 20, 2) > pass_share_ns(0, 2) > pass_share_ns(0, 4)
