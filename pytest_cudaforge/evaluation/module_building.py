@@ -29,9 +29,9 @@ Compile = Callable[[ExtensionRequest], tuple[Binary, bool]]
 class Workshop:
     """Starts workers for one ModelNew. Raises Refusal where the candidate is at fault, SituationErrors otherwise.
 
-    ``initial`` is what :meth:`OracleClient.initial` gave; ``spawn`` makes an empty worker, which may start programs where
-    its argument says so; ``compile_`` builds an extension (or finds it in the cache) and raises BuildFailure and the
-    builder's other failures.
+    ``initial`` is what :meth:`OracleClient.initial` gave; ``spawn`` makes an empty worker, which may start programs
+    where its argument says so; ``compile_`` builds an extension (or finds it in the cache) and raises BuildFailure and
+    the builder's other failures.
     """
 
     def __init__(

@@ -484,7 +484,8 @@ class _Service:
     def _show_state(self, bound: _Bound) -> None:
         """What forward wrote into its state goes where the oracle compares it."""
         for _, place, tensor in self._matched(bound):
-            place.copy_(tensor)
+            if not self._torch.equal(place, tensor):  # what forward leaves alone may be mapped read-only
+                place.copy_(tensor)
 
     def _deliver(self, bound: _Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:
         """Copy fitting outputs into the arena: (what was returned, as data; (place, tensor) pairs copied)."""

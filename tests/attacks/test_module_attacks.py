@@ -170,8 +170,10 @@ _LATE = """
         (model("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'OK' * 64)\n    except OSError: pass\n"
                "return torch.zeros_like(x)"), {Status.RUNTIME_ERROR, Status.INCORRECT_NUMERICAL}),
         (model("return torch.empty_like(x)"), {Status.INCORRECT_NUMERICAL}),
+        (model("old = x.clone(); y = x.mul_(2).clone(); x.copy_(old); return y"), {Status.REJECTED}),
     ],
-    ids=["lazy", "input", "memo", "late thread", "exit", "prints", "writes input", "channel", "empty"],
+    ids=["lazy", "input", "memo", "late thread", "exit", "prints", "writes input", "channel", "empty",
+         "writes and puts back"],
 )  # fmt: skip
 def test_wrong_answers_are_refused(lenient: Evaluator, repo: Path, candidate: Candidate, statuses: set[Status]) -> None:
     evaluation = _verdict(lenient, repo, candidate)

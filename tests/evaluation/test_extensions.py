@@ -1,4 +1,4 @@
-"""``load_inline`` and ``load`` as a module's worker has them: requests as torch would build them, and what is handed on."""
+"""``load_inline`` and ``load`` as a module's worker has them: requests as torch would build them; what is handed on."""
 
 from __future__ import annotations
 
