@@ -315,8 +315,9 @@ class _Service:
         else:
             torch.cuda.set_device(self.device)
             self._driver = driver_of(self.device.index or 0)
-        # For good: this process runs nothing else.
-        precision_flags(self._recipe.precision).__enter__()
+        # For good, since this process runs nothing else: a context that nobody holds would end at once.
+        self._precision = precision_flags(self._recipe.precision)
+        self._precision.__enter__()
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
         libraries, compiled = _cut(asked["libraries"], blob)
