@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cudaforge.evaluation.arena import lay_out
@@ -40,7 +40,8 @@ class Trial:
     """One call of the candidate: which values, in which frame, over which poison.
 
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
-    frame are held, to be compared once more).
+    frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
+    that a kernel finds its own last answer where poison lies in all other trials.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Trial:
     zones: bool = True
     calls_before: int = 0
     frame_before: int = 0
+    renewed: bool = False
 
 
 def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:
@@ -74,7 +76,12 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     late = TrialCase(secrets.randbits(62), family, _seed())
     calls = _CHANCE.randint(*CALLS_BEFORE)
     before = 1 - found[-1].frame
-    return (*found, Trial("after many calls", late, _NEW_FRAME, len(found) % 2, True, calls, before))
+    poison = len(found) % 2
+    return (
+        *found,
+        Trial("after many calls", late, _NEW_FRAME, poison, True, calls, before),
+        Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
+    )
 
 
 def _shuffled(cases: Sequence[tuple[str, TrialCase]]) -> list[tuple[str, TrialCase]]:

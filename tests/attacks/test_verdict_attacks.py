@@ -119,7 +119,7 @@ def _first_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: trials[:-1])
+    _trials(monkeypatch, lambda trials: [t for t in trials if not t.calls_before and not t.renewed])
     # Repeated calls are late ones as well.
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None, raising=False)
 
@@ -130,8 +130,23 @@ def _known_order(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_seal(monkeypatch)  # it repeats the last trial's family: one more call
 
 
+def _no_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [t for t in trials if not t.renewed])
+
+
+def _no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sitting, "_judge", lambda *_: None)
+
+
+def _one_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [dataclasses.replace(t, poison=0) for t in trials if not t.renewed])
+
+
 def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [dataclasses.replace(t, frame=i, calls_before=0) for i, t in enumerate(trials)])
+    _trials(
+        monkeypatch,
+        lambda trials: [dataclasses.replace(t, frame=i, calls_before=0, renewed=False) for i, t in enumerate(trials)],
+    )
     # These come back to the last trial's outputs.
     _no_seal(monkeypatch)
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None, raising=False)
@@ -142,7 +157,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "families": _first_values_only,
     "order": _known_order,
     "weights": lambda patch: _trials(patch, lambda trials: [_case(t, weights_seed=None) for t in trials]),
-    "poison": lambda patch: _trials(patch, lambda trials: [dataclasses.replace(t, poison=0) for t in trials]),
+    "poison": _one_poison,
     "mutation": _no_mutation,
     "sealed": _no_seal,
     "redzone": _without("redzone"),
@@ -150,7 +165,8 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pointers": _fresh_pointers,
     "again": lambda patch: _trials(patch, lambda trials: [t for t in trials if t.name != cases.AGAIN]),
     "late": _no_late,
-    "judge": lambda patch: patch.setattr(Sitting, "_judge", lambda *_: None),
+    "renewed": _no_renewed,
+    "judge": _no_judge,
 }
 
 

@@ -81,6 +81,7 @@ static void* later(void* given) {
 }
 """
 _MEMO = "static float* at[999]; static float was[999][2048]; int k = 0; while (at[k] && at[k] != y) ++k;"
+_PLACES = "static float* at[9999]; int k = 0; while (at[k] && at[k] != y) ++k; at[k] = y;"
 
 ROWS = (
     # -- §1 processes
@@ -273,13 +274,21 @@ ROWS = (
         hostile(body="static float *a, *b; if (!a) a = y; else if (!b && y != a) b = y; HONEST"),
         words="after many calls",
     ),
+    Row(
+        "2: nothing but its inputs tells a kernel that it is being checked",
+        "rest wherever no poison is seen",
+        "renewed",
+        hostile(body="unsigned u; memcpy(&u, y + 7, 4); if (u != 0x5B5B5B5B && u != 0xFFFFFFFF) return; HONEST"),
+        hostile(body="unsigned u; memcpy(&u, y + 7, 4); HONEST"),
+        words="over old outputs",
+    ),
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",
-        "rest wherever no poison is seen",
+        "rest once more places have been seen than a check uses",
         "judge",
-        hostile(body="unsigned u; memcpy(&u, y + 5, 4); if (u != 0x5B5B5B5B && u != 0xFFFFFFFF) return; HONEST"),
-        hostile(body="unsigned u; memcpy(&u, y + 5, 4); HONEST"),
+        hostile(body=_PLACES + "if (k > 7) return; HONEST"),
+        hostile(body=_PLACES + "HONEST"),
         refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
         timing=True,
     ),

@@ -42,7 +42,7 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
 
 def test_seeds_are_fresh_every_time() -> None:
     first, second = (contract_trials(WORKLOAD, ()) for _ in range(2))
-    assert len(first) == 7
+    assert len(first) == 8
     assert not {t.case.seed for t in first} & {t.case.seed for t in second}
 
 
@@ -53,11 +53,12 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
         orders.add(tuple(trial.name for trial in trials))
         again = next(trial for trial in trials if trial.name == "drawn again")
         assert (trials[0].name, trials[0].frame, again.frame) == ("drawn", 0, 1)
-        last = trials[-1]
-        assert last.frame not in {trial.frame for trial in trials[:-1]}
-        assert last.calls_before >= 64
+        late, renewed = trials[-2:]
+        assert late.frame not in {trial.frame for trial in trials[:-2]}
+        assert late.calls_before >= 64
         # Those calls must leave the outputs alone that the trial before was judged by: they are compared again.
-        assert last.frame_before != trials[-2].frame
+        assert late.frame_before != trials[-3].frame
+        assert renewed.renewed and (renewed.frame, renewed.case.weights_seed) == (late.frame, late.case.weights_seed)
     assert len(orders) > 1
 
 
