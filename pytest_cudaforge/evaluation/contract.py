@@ -197,13 +197,15 @@ _FREE_OPS = frozenset(
 class CallProfile:
     """What ran in some calls of a module: ns of its own functions, and (name, ns) of ATen operators by kind.
 
-    ``host_ns`` is time in no operator and no function of its own, above what calling them takes.
+    ``host_ns`` is time in no operator and no function of its own, above what calling them takes. ``compiled``: it uses
+    torch.compile.
     """
 
     own_calls: int
     own_ns: int
     operators: tuple[tuple[str, int], ...]
     host_ns: int = 0
+    compiled: bool = False
 
     @property
     def library(self) -> tuple[tuple[str, int], ...]:
@@ -227,6 +229,8 @@ class CallProfile:
 def label_of_call(profile: CallProfile) -> Work:
     """What kind of work a module's call does, from what ran in it."""
     general = sum(ns for _, ns in profile.general)
+    if profile.compiled:
+        return "rewrite"
     if not profile.own_calls:
         return "rewrite" if general or not profile.library else "library"
     if profile.own_share < _LIBRARY_SHARE:

@@ -70,6 +70,7 @@ class _Registry:
         self.loaded: dict[str, Any] = {}
         self.missing: str | None = None
         self.own_calls = 0
+        self.compiled = False
 
 
 _registry = _Registry()
@@ -88,6 +89,21 @@ def install(folder: Path, libraries: Mapping[str, bytes], mode: str) -> None:
     _registry.folder, _registry.libraries, _registry.mode = folder, libraries, mode
     torch_extension.load_inline = load_inline
     torch_extension.load = load
+    if mode == "watch":
+        _watch_compile()
+
+
+def _watch_compile() -> None:
+    """Note every use of torch.compile: what its kernels do is no work of the candidate's."""
+    import torch
+
+    compile_ = torch.compile
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _registry.compiled = True
+        return compile_(*args, **kwargs)
+
+    torch.compile = noted
 
 
 def load_inline(
@@ -381,4 +397,5 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         "own_ns": int(own_ns),
         "operators": [[name, int(ns)] for name, ns in operators.items()],
         "thread_ns": thread_ns,
+        "compiled": _registry.compiled,
     }

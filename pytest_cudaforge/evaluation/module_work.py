@@ -107,6 +107,8 @@ class Workbench:
 
 
 def _described(profile: CallProfile) -> str:
+    if profile.compiled:
+        return "it uses torch.compile"
     others = sorted(profile.general, key=lambda pair: -pair[1])[:3]
     total = profile.total_ns
     if not others or not total:

@@ -195,7 +195,8 @@ def _profile_of(text: str) -> CallProfile:
         raise WorkerProtocol(f"the profile is malformed: {error}", phase="profiling forward") from None
     # Host code that computes by itself (numpy, plain Python) shows in no operator; calling them costs a little, too.
     unseen_ns = thread_ns - own_ns - sum(ns for _, ns in operators)
-    return CallProfile(own_calls, own_ns, operators, unseen_ns if unseen_ns > _HOST_NS + thread_ns // 2 else 0)
+    host_ns = unseen_ns if unseen_ns > _HOST_NS + thread_ns // 2 else 0
+    return CallProfile(own_calls, own_ns, operators, host_ns, bool(data.get("compiled")))
 
 
 # -- in the child ----------------------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def test_their_honest_twins_pass(lenient: Evaluator, repo: Path, candidate: Cand
         ("return x * 2 + 0 * ext.twice(x)", "return garbage"),
         ("y = x * 2\next.twice_into(x, torch.empty_like(x))\nreturn y", "return garbage"),
         ("return ext.torch_twice(x)", "aten::"),
-        ("return torch.compile(lambda t: t * 2, backend='eager')(x)", "aten::mul"),
+        ("return torch.compile(lambda t: t * 2, backend='eager')(x)", "it uses torch.compile"),
         ("import numpy\nreturn torch.from_numpy(numpy.multiply(x.numpy(), 2))", ""),
     ],
     ids=["never launched", "fallback", "decoy", "decoy times zero", "decoy in place", "torch in C++", "compiled",
@@ -237,6 +237,7 @@ def test_labels_follow_the_shares_of_what_ran() -> None:
     assert label(0, 0, ("aten::mm", 5000)) == "library"
     assert label(0, 0, ("aten::relu", 5000)) == "rewrite"
     assert label(0, 0) == "rewrite"
+    assert label_of_call(CallProfile(3, 900, (), compiled=True)) == "rewrite"
 
 
 # -- the build cache ---------------------------------------------------------------------------------------------

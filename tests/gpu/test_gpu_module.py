@@ -1,4 +1,4 @@
-"""The module tier on a real GPU: published styles of ModelNew, CUDA through load_inline and Triton, and their cheats."""
+"""The module tier on a real GPU: CUDA through load_inline, Triton, and what is not their work."""
 
 from __future__ import annotations
 
