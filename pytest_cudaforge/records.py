@@ -198,7 +198,8 @@ class Mismatch:
 @dataclass(frozen=True)
 class LintFinding:
     """What is wrong with a target as a task. ``kind``: constant zeros copy inputs weights tiny nonfinite random
-    nondeterministic shape draws number refuse it (``refuses``); input output order saturated are notes for its author.
+    nondeterministic shape draws number refuse it (``refuses``); input output order saturated memory are notes for its
+    author, as are tiny and nonfinite where other outputs are neither.
     ``text`` names the probe that showed it, with its numbers."""
 
     kind: str

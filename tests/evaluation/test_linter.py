@@ -29,6 +29,14 @@ def zeros(x):
 def uniform_mean(x):
     return torch.softmax(x, -1).mean(-1)
 
+@forge_target(inputs=lambda: [torch.randn(64, 64)])
+def nothing_but_rounding(x):
+    return F.layer_norm(x, (64,)).sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def below_rounding(x):
+    return x + 1e-12
+
 @forge_target(inputs=lambda: [torch.ones(8, 64)])
 def fixed_inputs(x):
     return x.cumsum(-1)
@@ -107,6 +115,8 @@ class PositiveWeights(nn.Module):
 WANTED = {
     "zeros": ("zeros", "zeros would pass; right on all of the first draw, another draw, shifted inputs"),
     "uniform_mean": ("constant", "a constant would pass; right on all of another draw"),
+    "nothing_but_rounding": ("zeros", "zeros would pass"),
+    "below_rounding": ("copy", "a copy would pass: out is input 0 (x)"),
     "fixed_inputs": ("constant", "every draw gives the same inputs"),
     "not_a_number": ("nonfinite", "1 of out is NaN or infinite in every probe: a constant NaN"),
     "tiny": ("tiny", "e-35: zeros would pass"),
