@@ -31,7 +31,6 @@ from pytest_cudaforge.evaluation.cases import (
 )
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
 from pytest_cudaforge.evaluation.module_plan import judged_plan
-from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
@@ -386,7 +385,7 @@ class _Run:
         if trial.calls_before:
             self._call_often(trial.frame_before, trial.calls_before)
         if trial.renewed:
-            oracle.renew(self.bench, trial.frame, secrets.randbits(62))
+            oracle.renew(self.bench, [secrets.randbits(62) for _ in self.layout.main])
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
         if self.product.traced.prepare is not None and self._weights != trial.case.weights_seed:
