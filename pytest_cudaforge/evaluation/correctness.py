@@ -62,10 +62,12 @@ TOLERANCES: dict[str, Tolerance] = {
 }
 
 #: Sums of this length and more: kappa is half as large again (a serial softmax sum at K = 4096 reaches 17.6), and
-#: from KAPPA_REDUCTION on it grows as the root of the length, up to MAX_GROWTH.
+#: from KAPPA_REDUCTION on it grows with the length, up to MAX_GROWTH: faster than its root, since serial sums of one
+#: sign drift.
 LONG_REDUCTION = 1024
 LONG_FACTOR = 1.5
 KAPPA_REDUCTION = 4096
+GROWTH_POWER = 0.75
 #: No honest sum needs more: longer ones are summed in pieces, by the reference as by any kernel worth its name. Where
 #: an output is the sums themselves there is room for a serial one; wrong ones are two orders of magnitude away.
 MAX_GROWTH = 5.0
@@ -269,7 +271,7 @@ def _growth(reduction: int, limits: Tolerance, elements: int) -> float:
         return 1.0
     long = LONG_FACTOR if reduction >= LONG_REDUCTION else 1.0
     most = SUM_GROWTH if elements < reduction else MAX_GROWTH
-    return long * min(most, math.sqrt(max(1.0, reduction / KAPPA_REDUCTION)))
+    return long * min(most, max(1.0, reduction / KAPPA_REDUCTION) ** GROWTH_POWER)
 
 
 def _rms(square: float, count: int) -> float:

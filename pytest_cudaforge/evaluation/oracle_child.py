@@ -135,6 +135,9 @@ class _Oracle:
     def do_check(self, bench: int, frame: int, outputs: Any, zones: bool) -> Any:
         return to_json(self.benches[bench].check(frame, outputs, zones=zones))
 
+    def do_recheck(self, bench: int, frame: int, outputs: Any) -> Any:
+        return to_json(self.benches[bench].recheck(frame, outputs))
+
     def do_close(self, bench: int) -> Any:
         if bench in self.benches:
             self.benches.pop(bench).close()

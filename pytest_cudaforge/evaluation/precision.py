@@ -39,6 +39,9 @@ _WHOLE = re.compile(r"^_?(fft|linalg|cudnn_rnn|thnn_fused|lstm|gru|rnn|cholesky|
 _PRODUCTS = frozenset(["mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"])
 #: Linear in each operand, so that the root of the same operator on squares is the scale of their sums' rounding.
 _LINEAR_SUMS = frozenset(["sum", "mean", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"])
+#: A running variance (Welford's) errs by this share of a unit roundoff times mean times deviation, not squared as a
+#: one-pass formula does; measured 0.1 to 0.4, the noise's own factor included in what is allowed.
+_SPREADS, _SPREAD_NOISE = frozenset(["var", "var_mean", "std", "std_mean"]), 0.05
 #: Outputs of so few elements have no norm to speak of: a single lucky one would set the bound.
 FEW = 256
 _BEHIND = "_cudaforge_summed"  # attribute of a tensor: the longest sum behind it
@@ -57,13 +60,14 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ``partial`` becomes true where an operator has no such form and the declared precision had to be used.
     ``reduction`` is the longest single sum seen (a product's inner length included), :meth:`summed` the longest one
     behind a tensor; ``pooled``: these cannot be told apart. ``cancels`` becomes true where a sum has few results, which
-    may cancel to almost nothing; with ``noise`` (a unit roundoff) those are moved by what rounding such a sum leaves.
+    may cancel to almost nothing, ``spreads`` where a variance was taken; with ``noise`` (a unit roundoff) those are
+    moved by what rounding such a sum leaves.
     """
 
     def __init__(self, declared: torch.dtype = torch.float32, *, noise: float = 0.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.declared, self.noise = declared, noise
-        self.partial = self.cancels = False
+        self.partial = self.cancels = self.spreads = False
         self.reduction = 1
         self.pooled = False
         self._noisy = 0
@@ -93,6 +97,10 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.cancels = True
             if self.noise and result.is_floating_point():
                 result = self._moved(func, wide_args, wide_kwargs, result)
+        if own > 1 and name in _SPREADS:
+            self.spreads = True
+            if self.noise:
+                result = self._spread_moved(name, wide_args[0], result)
         written = [value for i, value in enumerate(args) if i in keep]
         self._remember(own, (args, kwargs), (result, written), written)
         return result
@@ -105,6 +113,13 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 setattr(tensor, _BEHIND, length)
             # What is written through a view is behind its base, too, which has no way to know.
             self.pooled |= any(tensor._is_view() for tensor in _tensors(written))
+
+    def _spread_moved(self, name: str, source: torch.Tensor, result: Any) -> Any:
+        first = result[0] if isinstance(result, tuple) else result
+        # Every mean is taken to be as far from zero as all of the input is.
+        by = self.noise * _SPREAD_NOISE * source.square().mean().sqrt()
+        moved = first + (by if name.startswith("std") else by * first.abs().sqrt())
+        return (moved, *result[1:]) if isinstance(result, tuple) else moved
 
     def _moved(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
         """``result`` off by the rounding of its sum: no two sums by the same amount, so that they do not cancel."""

@@ -35,7 +35,7 @@ from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, Tria
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import Binary
-from pytest_cudaforge.plan import TensorSpec, TracedPlan
+from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan
 from pytest_cudaforge.records import (
     CaseResult,
     DeviceFacts,
@@ -52,6 +52,10 @@ __all__ = ["Verifier"]
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 4
+#: Rounds of calls on the same values, the last output of each compared: at least (where a machine is busy that takes
+#: long, and ten times the time is given) and at most.
+_REPEATS, _IN_A_ROW = (16, 64), 4
+_REPEATS_S = 0.15
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
 #: Where a worker has the arena once more, read-only.
@@ -157,6 +161,7 @@ class Verifier:
             if failed:
                 raise self._refusal(failed)
             if not _is_big(product.workload):
+                self._check_repeated(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._probe_misaligned(product, run.worker)
 
@@ -179,6 +184,21 @@ class Verifier:
             raise self._broken(product, trial, Status.TIMEOUT, error) from error
         except (WorkerFailure, LaunchFailure) as error:
             raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+
+    def _check_repeated(self, product: Product, run: _Run, last: Trial) -> None:
+        """Many calls on the last trial's values: threads that race each other are right most of the time."""
+        if self.oracle.mutates(self.target, product.workload.name):
+            return  # the values are no longer those
+        trial = replace(last, name="repeated", calls_before=0)
+        try:
+            case = run.repeated(product.workload.name, trial)
+        except WorkerTimeout as error:
+            raise self._broken(product, trial, Status.TIMEOUT, error) from error
+        except (WorkerFailure, LaunchFailure) as error:
+            raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+        self._findings.cases.append(case)
+        if not case.passed:
+            raise self._refusal([case])
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only, where host code is the candidate's:
@@ -378,6 +398,27 @@ class _Run:
             # A busy machine makes calls look slow: the fewest are made all the same, unless they take very long.
             if spent_s > (_CALLS_BEFORE_S if done >= CALLS_BEFORE[0] else 10 * _CALLS_BEFORE_S):
                 return
+
+    def repeated(self, workload: str, trial: Trial) -> CaseResult:
+        """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told."""
+        oracle, began = self.verifier.oracle, time.monotonic()
+        for done in range(1, _REPEATS[1] + 1):
+            leaves = output_leaves(self._call_in_a_row(trial.frame), self.layout, trial.frame)
+            check = oracle.recheck(self.bench, trial.frame, leaves)
+            if check.mismatches:
+                told = [replace(m, detail=f"a repeated call on the same inputs: {m.detail}") for m in check.mismatches]
+                ratio, bound = check.error_ratio, check.bound
+                return CaseResult(workload, trial.name, True, False, ratio, bound, tuple(told[:8]))
+            if time.monotonic() - began > (_REPEATS_S if done >= _REPEATS[0] else 10 * _REPEATS_S):
+                break
+        return CaseResult(workload, trial.name, True, True, None, None, ())
+
+    def _call_in_a_row(self, frame: int) -> LaunchPlan:
+        """Calls without a pause, so that all threads are awake and meet; the plan that says where outputs lie."""
+        plan, limit_s = self.product.traced.main, self.verifier.hang_limit_s
+        self.worker.run_many([self._bindings(frame)], _IN_A_ROW, timeout_s=limit_s)
+        returned = self.worker.run("main", self._bindings(frame), timeout_s=limit_s)
+        return plan if returned is None else judged_plan(plan, returned)
 
     def case(self, workload: str, trial: Trial, *, contract: bool) -> CaseResult:
         """Fill, run and judge one trial. Raises the worker's failures."""
