@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
-from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves
+from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES, CallLayout, call_layout, output_leaves
 from pytest_cudaforge.evaluation.contract import status_of
 from pytest_cudaforge.evaluation.novelty import (
     MAX_ROUNDS,
@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.novelty import (
     play_rounds,
     single_of,
 )
-from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
+from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.parties import Clock, Party, baseline_party, request_ns, worker_party
 from pytest_cudaforge.evaluation.pressure import ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
@@ -271,6 +271,20 @@ class Sitting:
             self._check_new_values(table, candidate, call_ns)
         else:
             self._check_touched(table, candidate)
+            self._check_families(table, candidate)
+
+    def _check_families(self, table: _Table, candidate: Party) -> None:
+        """Every kind of values once more, in a process that was timed: a kernel that tells by the number of its calls,
+        or by their places, that it is no longer verified may take short cuts that drawn values do not show."""
+        workload = self.product.workload
+        families = self.oracle.families(self.target, workload.name)
+        chance = random.SystemRandom()
+        if workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES:
+            families = tuple(chance.sample(families, min(1, len(families))))
+        for family in families:
+            self.oracle.fill(table.bench, 0, TrialCase(chance.getrandbits(62), family), 0)
+            candidate.once(1)
+            self._judge(table, 0)
 
     def _writes_inputs(self) -> bool:
         """Then so many calls have changed their own inputs that no single answer can be expected any more;

@@ -167,6 +167,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "late": _no_late,
     "renewed": _no_renewed,
     "judge": _no_judge,
+    "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),
 }
 
 

@@ -292,6 +292,20 @@ ROWS = (
         refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
         timing=True,
     ),
+    Row(
+        "3: what is timed is what was verified, for every kind of values",
+        "be careful until more places have been seen than a check uses",
+        "timed families",
+        hostile(
+            "softmax",
+            body=_PLACES
+            + "static bool checked = true; if (k > 7) checked = false; softmax_rows(x, y, rows, cols, checked);",
+        ),
+        hostile("softmax", body=_PLACES + "HONEST"),
+        target="softmax",
+        words="of a timed call is wrong",
+        timing=True,
+    ),
 )
 
 _CHANNEL = """

@@ -36,7 +36,7 @@ Attack = tuple[str, Candidate, str]
 
 def _attacks(secret: Path) -> list[Attack]:
     """All of the suite that a defended evaluator refuses whatever the draw."""
-    rows = [(row.name, row.attack, row.target) for row in ROWS if row.off not in ("seeds", "order", "judge")]
+    rows = [(row.name, row.attack, row.target) for row in ROWS if row.off not in ("seeds", "order") and not row.timing]
     found = [*rows, *((name, candidate, "waves") for name, candidate, _ in REFUSED)]
     return [(name, _with(candidate, "@SECRET@", str(secret)), target) for name, candidate, target in found]
 
