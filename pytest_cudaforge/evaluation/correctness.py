@@ -271,7 +271,7 @@ def _growth(reduction: int, limits: Tolerance, elements: int) -> float:
         return 1.0
     long = LONG_FACTOR if reduction >= LONG_REDUCTION else 1.0
     most = SUM_GROWTH if elements < reduction else MAX_GROWTH
-    return long * min(most, max(1.0, reduction / KAPPA_REDUCTION) ** GROWTH_POWER)
+    return long * min(most, math.pow(max(1.0, reduction / KAPPA_REDUCTION), GROWTH_POWER))
 
 
 def _rms(square: float, count: int) -> float:
