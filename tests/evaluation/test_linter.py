@@ -9,9 +9,10 @@ import torch
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.subject import Subject
-from pytest_cudaforge.records import LintFinding
+from pytest_cudaforge.records import Candidate, LintFinding, Status
 
 HEAD = """
 import torch
@@ -178,8 +179,12 @@ class WithEmptyParameter(nn.Module):
 def rows_that_win(x):
     return x.argmax(-1)
 
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def forgets_its_random_start(x):
+    return x + 1e-12 * torch.randn(64) + x.exp()
+
 @forge_target(inputs=lambda: [torch.randn(64)], init=lambda: [])
-class NoInputNeeded(nn.Module):
+class OneRow(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(64))
@@ -269,3 +274,32 @@ def test_state_is_put_back_where_the_targets_code_raises(tmp_path: Path, name: s
         with pytest.raises(TargetError, match="never"):
             lint(picky, "default")
     assert all(torch.equal(tensor, before[path]) for path, tensor in picky.state().items())
+
+
+PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(SHAPE, x.dtype)
+    launch("trivial", args=(x, y, y.numel()))
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "value"),
+    [("uniform_mean", "x.shape[:1]", "1.0f / 64"), ("nothing_but_rounding", "x.shape[:1]", "0"),
+     ("below_rounding", "x.shape", "x[i]")],
+)  # fmt: skip
+def test_a_trivial_kernel_does_pass_what_is_refused(
+    root: Path, tmp_path: Path, name: str, shape: str, value: str
+) -> None:
+    source = (
+        f"void trivial(const float* x, float* y, long long n) {{ for (long long i = 0; i < n; ++i) y[i] = {value}; }}"
+    )
+    candidate = Candidate.of("cpp", {"plan.py": PLAN.replace("SHAPE", shape), "kernel.cpp": source})
+    target = next(t for t in discover([root / "refused.py"], root).targets if t.qualname == name)
+    with Evaluator(EvaluatorSettings(cache_dir=tmp_path, lock_dir=tmp_path, hang_limit_s=5.0)) as evaluator:
+        assert evaluator.lint(target) != ()
+        evaluation = evaluator.evaluate(candidate, target, timing=False)
+    assert evaluation.status is Status.PASSED, evaluation.reason
