@@ -96,8 +96,10 @@ def _is_coded(a: Tensor, dtype: torch.dtype) -> bool:
 
 def _slices(tensor: Tensor, dim: int) -> Tensor:
     """Some of the tensor as whole rows along ``dim``."""
-    part = tensor.detach()[tuple(slice(None) if d == dim else slice(0, _SLICES) for d in range(tensor.dim()))]
-    rows = part.movedim(dim, -1).reshape(-1, tensor.shape[dim])[: max(1, _SLICED_ELEMENTS // tensor.shape[dim])]
+    room, others = _SLICED_ELEMENTS / tensor.shape[dim], max(1, tensor.dim() - 1)
+    leading = slice(0, max(2, min(_SLICES, int(room ** (1 / others)))))
+    part = tensor.detach()[tuple(slice(None) if d == dim else leading for d in range(tensor.dim()))]
+    rows = part.movedim(dim, -1).reshape(-1, tensor.shape[dim])
     return rows.float() if tensor.dtype in _LOW_PRECISION else rows
 
 
