@@ -252,7 +252,7 @@ def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         _registry.own_calls += 1
-        with torch.profiler.record_function(_OWN + name):
+        with torch.autograd.profiler.record_function(_OWN + name):
             return function(*args, **kwargs)
 
     def raising(*args: Any, **kwargs: Any) -> Any:
@@ -357,10 +357,10 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     """What runs in ``calls`` calls: ns of own functions, of torch's operators, and of this thread in all."""
     import torch
 
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] if cuda else []
     _registry.own_calls = 0
-    with torch.profiler.profile(activities=activities) as profile:
+    # Not torch.profiler.profile: that loads torch._dynamo, which takes seconds.
+    profiler: Any = torch.autograd.profiler.profile
+    with profiler(use_device="cuda" if cuda else None, use_kineto=True) as profile:
         # Of this thread alone: where other processes keep the cores busy, waiting for one is nobody's work.
         began = time.thread_time_ns()
         for _ in range(calls):
