@@ -71,6 +71,8 @@ class _Registry:
         self.missing: str | None = None
         self.own_calls = 0
         self.compiled = False
+        #: Does an extension register operators of its own with torch?
+        self.operators = False
 
 
 _registry = _Registry()
@@ -198,6 +200,7 @@ def _found(request: ExtensionRequest) -> Any:
     if library is None:
         _registry.missing = _registry.missing or request_to_text(request)
         raise _Never
+    _registry.operators |= any("TORCH_LIBRARY" in text for _, text in request.sources)
     path = _registry.folder / f"{key[:16]}-{request.name}.so"
     path.write_bytes(library)
     _registry.loaded[key] = _loaded(request, path)
@@ -340,8 +343,8 @@ def is_own_operator(name: str) -> bool:
 
 def sabotaged_operators() -> Any:
     """A context in which operators of extensions (TORCH_LIBRARY) give garbage, where the mode says so."""
-    if _registry.mode != "garbage":
-        return contextlib.nullcontext()
+    if _registry.mode != "garbage" or not _registry.operators:
+        return contextlib.nullcontext()  # torch's modes load torch._dynamo, which takes seconds
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Garbling(TorchDispatchMode):  # type: ignore[no-untyped-call]
