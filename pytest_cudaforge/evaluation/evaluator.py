@@ -388,8 +388,10 @@ class Evaluator:
         if product.traced.prepare is not None:
             library_calls |= bool(product.traced.prepare.library_calls)
         worker = self._servers.worker(candidate.language, library_calls=library_calls)
+        # torch or a CUDA context take their time; a shared object that does is the candidate's own doing.
+        limit_s = self.hang_limit_s(None) + (20 if library_calls or self.kind == "cuda" else 0)
         try:
-            worker.start(product.traced, product.binaries, self.settings.device, timeout_s=self.hang_limit_s(None) + 20)
+            worker.start(product.traced, product.binaries, self.settings.device, timeout_s=limit_s)
         except ForgeError:
             worker.close()
             raise

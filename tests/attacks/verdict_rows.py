@@ -413,6 +413,11 @@ REFUSED: tuple[tuple[str, Candidate, tuple[Status, ...]], ...] = (
         _EITHER,
     ),
     (
+        "hang before it begins",
+        hostile(before="__attribute__((constructor)) static void early() { for (;;) pause(); }"),
+        _HANG,
+    ),
+    (
         "leave before it begins",
         hostile(before="__attribute__((constructor)) static void early() { _exit(0); }"),
         _CRASH,
