@@ -110,13 +110,14 @@ def fingerprint(arch: str, cuda: bool) -> str:
     """Digest of compilers, torch and Python: part of a build's cache key. Raises ToolchainError."""
     library = (torch_folder() / "lib" / "libtorch_cpu.so").stat()
     parts = [_LANGUAGE, str(_RECIPE), arch, importlib.metadata.version("torch"), str(library.st_size), sys.version]
-    parts += [_version("g++"), _version("nvcc") if cuda else ""]
+    parts += [_answer("g++", "--version"), _answer("nvcc", "--version") if cuda else ""]
+    parts.append(_answer("g++", "-march=native", "-Q", "--help=target"))  # what that flag means on this CPU
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-@functools.lru_cache(maxsize=4)
-def _version(tool: str) -> str:
-    done = subprocess.run([_tool(tool), "--version"], capture_output=True, text=True, check=False)
+@functools.lru_cache(maxsize=8)
+def _answer(tool: str, *arguments: str) -> str:
+    done = subprocess.run([_tool(tool), *arguments], capture_output=True, text=True, check=False)
     return done.stdout
 
 
