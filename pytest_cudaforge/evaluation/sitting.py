@@ -55,6 +55,8 @@ __all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "open_rotation"]
 _MAX_FRAMES = 256
 #: Blocks of one worker when time has run out.
 _FEWEST_BLOCKS = 3
+#: How long the answers of one pass may be judged, once one of them was.
+_JUDGING_S = 0.25
 _MAX_ROTATION_BYTES = {"cpu": 192 << 20, "cuda": 2 << 30}
 
 
@@ -309,14 +311,18 @@ class Sitting:
         """All values change at once: is every answer new, and does it take no longer than before? See the module
         ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`."""
         frames = self.rotation.frames
-        # One answer of the first round is judged: judging may cost a second, and the others are there for the time.
-        unjudged = [random.SystemRandom().randrange(frames)]
+        # Answers of the first round are judged, in a drawn order: a kernel may rest at some places only. Judging may
+        # cost a second each; the other rounds are there for the time.
+        unjudged = random.SystemRandom().sample(range(frames), frames)
 
         def play() -> Round:
             self.oracle.renew(table.bench, _seeds(frames))
             new_ns = candidate.once(frames)
-            if unjudged:
+            until = time.monotonic() + _JUDGING_S
+            while unjudged:
                 self._judge(table, unjudged.pop())
+                if time.monotonic() > until:
+                    unjudged.clear()
             self.oracle.rewrite(table.bench)
             return Round(new_ns, candidate.once(frames))
 

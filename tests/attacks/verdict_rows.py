@@ -293,6 +293,15 @@ ROWS = (
         timing=True,
     ),
     Row(
+        "3: no call can hope that it is not the one that is judged",
+        "rest at three of four places",
+        "judge",
+        hostile(body=_PLACES + "if (k > 7 && k % 4) return; HONEST"),
+        hostile(body=_PLACES + "if (k > 7 && k % 4) { HONEST } else { HONEST }"),
+        refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
+        timing=True,
+    ),
+    Row(
         "3: what is timed is what was verified, for every kind of values",
         "be careful until more places have been seen than a check uses",
         "timed families",
