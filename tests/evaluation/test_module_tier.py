@@ -68,7 +68,7 @@ def test_a_rewrite_in_torch_passes_where_it_is_allowed_and_is_timed(lenient: Eva
 
 def test_an_extension_is_built_once_and_labelled_a_kernel(strict: Evaluator, repo: Path) -> None:
     candidate = model("return ext.rms_norm(x.contiguous(), self.weight, self.eps)", NORM_INIT, extension=True)
-    first = strict.evaluate(candidate, find(repo, "::RMSNorm"))
+    first = _evaluate(strict, repo, candidate)
     assert first.status is Status.PASSED, first.reason
     assert first.work == "kernel"
     assert first.build is not None and not first.build.cached and first.build.seconds > 0
