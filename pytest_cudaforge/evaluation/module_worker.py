@@ -466,6 +466,8 @@ class _Service:
             for i in range(max(0, calls - count), calls):
                 bound = bounds[i % count]
                 self._deliver(bound, model(*bound.args, **bound.kwargs))
+        except NEVER:
+            raise _CandidateError(_NEEDS_BUILD, "") from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
         self._synchronize()
