@@ -229,12 +229,17 @@ class Subject:
         return tuple(taken)
 
     def _takes(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?"""
+        """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?
+
+        Few different values tie, and then either of two places of a maximum is right: not for outputs that would be
+        compared as integers.
+        """
         limit = self._nonfinite_as_drawn(workload)
         leaves, tree = flatten_call(*self.draw(workload, 1))
         redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
         try:
-            return self._nonfinite(*unflatten_call(tree, leaves)) <= limit
+            outputs = self._outputs(*unflatten_call(tree, leaves))
+            return _nonfinite(outputs) <= limit and not (family == "integer" and self._breaks_ties(outputs))
         except TargetError as error:
             if is_fatal(error):
                 raise
@@ -242,15 +247,20 @@ class Subject:
 
     def _nonfinite_as_drawn(self, workload: str) -> int:
         if workload not in self._nonfinites:
-            self._nonfinites[workload] = self._nonfinite(*self.draw(workload, 1))
+            self._nonfinites[workload] = _nonfinite(self._outputs(*self.draw(workload, 1)))
         return self._nonfinites[workload]
 
-    def _nonfinite(self, args: Any, kwargs: Any) -> int:
-        """How many elements of the outputs are NaN or infinite."""
+    def _outputs(self, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
+        """The tensors that the reference returns, weights and state as constructed before and afterwards."""
         with self.as_constructed(), precision_flags(self.options.precision):
             outputs, _ = flatten_output(self.run(self.function, args, kwargs))
-        floats = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
-        return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
+        return {path: value for path, value in outputs.items() if isinstance(value, torch.Tensor)}
+
+    def _breaks_ties(self, outputs: Mapping[str, torch.Tensor]) -> bool:
+        """Is there an output that may be the place of a maximum, or an order, and is not declared as such?"""
+        declared = {*self.options.index_outputs, *(f"out.{path}" for path in self.options.index_outputs)}
+        whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        return any(value.dtype in whole and path not in declared for path, value in outputs.items())
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
@@ -424,6 +434,12 @@ def _find(target: Target, namespace: ModuleType) -> Any:
 
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(torch.equal(first, second) or ((first == second) | ((first != first) & (second != second))).all())
+
+
+def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
+    """How many elements are NaN or infinite."""
+    floats = [value for value in outputs.values() if value.is_floating_point() or value.is_complex()]
+    return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
 
 
 def redraw_leaves(

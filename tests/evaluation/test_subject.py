@@ -79,6 +79,14 @@ def small_values_only(x):
         raise ValueError("values must be small")
     return x * 2
 
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def largest(x):
+    return x.argmax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)], index_outputs=["out.1"])
+def declared_indices(x):
+    return x.topk(3, -1)
+
 @forge_target(inputs=lambda: [torch.randn(8, 32)], distributions="drawn")
 def restricted(x):
     return x * 2
@@ -108,6 +116,9 @@ EXPECTED = {
     "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "normal", "uniform")),
     "stable_softmax": ({"0": "generic"}, GENERIC),
     "small_values_only": ({"0": "generic"}, ("integer", "sparse", "normal", "uniform")),
+    # Exact integers tie: only declared indices are compared by what they point at.
+    "largest": ({"0": "generic"}, ("shifted", "large", "sparse", "normal", "uniform")),
+    "declared_indices": ({"0": "generic"}, GENERIC),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, GENERIC),
     "any_number": ({"0": "generic", "1": "generic", "2": "generic"}, GENERIC),
