@@ -12,7 +12,7 @@ from module_targets import EXTENSION, find, model, write_repo
 
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.evaluation.novelty import SINGLE_REFUSED_ABOVE, Round, single_of
+from pytest_cudaforge.evaluation.novelty import SINGLE_REFUSED_ABOVE, Round, pass_share_ns, single_of
 from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 _ANY = ("kernel", "mixed", "library", "rewrite")
@@ -132,8 +132,8 @@ def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path) -> None
 
 def test_calls_skipped_while_nobody_fetches_their_answers() -> None:
     honest = [Round(1.2e6, 1.1e6)]
-    assert single_of(honest, 0.9e6, 32 << 20, 8) < SINGLE_REFUSED_ABOVE
-    assert single_of(honest, 0.01e6, 32 << 10, 8) > SINGLE_REFUSED_ABOVE
+    assert single_of(honest, 0.9e6, pass_share_ns(32 << 20, 8)) < SINGLE_REFUSED_ABOVE
+    assert single_of(honest, 0.01e6, pass_share_ns(32 << 10, 8)) > SINGLE_REFUSED_ABOVE
 
 
 # -- the answer --------------------------------------------------------------------------------------------------
