@@ -364,7 +364,7 @@ def _empty_outputs(answers: Sequence[_Answer]) -> Iterator[LintFinding]:
             yield LintFinding("nonfinite", f"{what}: a constant NaN or infinity would pass" if lost else what, lost)
             continue
         top = max(float(_some(value).nan_to_num(0.0, 0.0, 0.0).abs().max()) for value in values)
-        if 0.0 < top < _TINY and all(float(value.nan_to_num(0.0).abs().max()) < _TINY for value in values):
+        if 0.0 < top < _TINY and all(float(value.float().nan_to_num(0.0).abs().max()) < _TINY for value in values):
             what = f"{path} is nowhere larger than {top:.2g}: zeros would pass"
             yield LintFinding("tiny", what, only and len(floats) == 1)
         elif (share := min(_share_of_one_value(value) for value in values)) >= _SATURATED:

@@ -439,6 +439,8 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
     """How many elements are NaN or infinite."""
     floats = [value for value in outputs.values() if value.is_floating_point() or value.is_complex()]
+    # Types of one byte have no isfinite.
+    floats = [value.float() if value.itemsize == 1 else value for value in floats]
     return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
 
 

@@ -179,6 +179,10 @@ class WithEmptyParameter(nn.Module):
 def rows_that_win(x):
     return x.argmax(-1)
 
+@forge_target(inputs=lambda: [torch.randn(8, 64), torch.randn(8, 64).to(torch.float8_e4m3fn)])
+def eight_bits(x, y):
+    return x.to(torch.float8_e4m3fn), y.float().exp().to(torch.float8_e4m3fn)
+
 @forge_target(inputs=lambda: [torch.randn(8, 64)])
 def forgets_its_random_start(x):
     return x + 1e-12 * torch.randn(64) + x.exp()
