@@ -217,9 +217,9 @@ def _judge_floating(
         return Judgement(None, None, nonfinite)
     exact = sums.reference_square == 0.0 and rule.reduction > 1
     partial = rule.partial or exact
-    floor = _floor(sums, limits, rule, partial)
+    floor = _floor(sums, limits, rule, partial, candidate.numel())
     scale = max(_rms(sums.reference_square, sums.count), floor)
-    kappa = limits.kappa * _growth(rule.reduction, limits, candidate.numel())
+    kappa = limits.kappa * _growth(rule.reduction, limits)
     error = _rms(sums.candidate_square, sums.count)
     ratio = error / scale if scale else (0.0 if error == 0.0 else math.inf)
     found = list(nonfinite)
@@ -230,7 +230,9 @@ def _judge_floating(
         found.append(_locate(path, "slice", c, r, o, shape, slice_bound, ratio, kappa))
     elif sums.destroyed_row >= 0:
         found.append(_destroyed(path, sums, rows, ratio, kappa))
-    found.extend(_judge_bias(path, sums, limits, kappa * scale / math.sqrt(_independent(shape)), ratio, kappa))
+    found.extend(
+        _judge_bias(path, sums, limits, kappa * scale / math.sqrt(_independent(shape, rule.reduction)), ratio, kappa)
+    )
     if not found:
         found.extend(_judge_systematic(path, c, r, o, shape, rule, limits, error, ratio, kappa))
     found.extend(_judge_user_bound(path, c, r, o, shape, rule))
@@ -244,8 +246,9 @@ def _widen_by(sums: _Sums, other: _Sums) -> None:
     sums.reference_sum = max(sums.reference_sum, other.candidate_sum, key=abs)
 
 
-def _floor(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool) -> float:
-    return max(_roundings(limits, rule, partial) * _rms(sums.oracle_square, sums.count), rule.noise)
+def _floor(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool, elements: int) -> float:
+    least = max(_roundings(limits, rule, partial) * _rms(sums.oracle_square, sums.count), rule.noise)
+    return least * _sum_growth(rule.reduction, limits, elements)
 
 
 def _roundings(limits: Tolerance, rule: Rule, partial: bool) -> float:
@@ -258,20 +261,31 @@ def _roundings(limits: Tolerance, rule: Rule, partial: bool) -> float:
 
 def _slice_bound(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool, elements: int) -> float:
     floor = max(_roundings(limits, rule, partial) * sums.oracle_max, rule.noise)
-    return limits.kappa_max * _growth(rule.reduction, limits, elements) * max(sums.reference_max, floor)
+    floor *= _sum_growth(rule.reduction, limits, elements)
+    return limits.kappa_max * _growth(rule.reduction, limits) * max(sums.reference_max, floor)
 
 
-def _growth(reduction: int, limits: Tolerance, elements: int) -> float:
-    """How much longer sums widen the bound: not for half types, whose sums are carried in fp32.
-
-    An output of fewer elements than one of its sums has terms is such sums; a larger one was only scaled or moved by
-    them, and there the error of an unstable formula is not far from that of a serial sum.
-    """
+def _growth(reduction: int, limits: Tolerance) -> float:
+    """How much longer sums widen the bound: not for half types, whose sums are carried in fp32."""
     if limits.unit_roundoff > 1e-6:
         return 1.0
     long = LONG_FACTOR if reduction >= LONG_REDUCTION else 1.0
-    most = SUM_GROWTH if elements < reduction else MAX_GROWTH
-    return long * min(most, math.pow(max(1.0, reduction / KAPPA_REDUCTION), GROWTH_POWER))
+    return long * min(MAX_GROWTH, _grown(reduction))
+
+
+def _sum_growth(reduction: int, limits: Tolerance, elements: int) -> float:
+    """How much more still the floor grows for an output of fewer elements than one of its sums has terms.
+
+    It is such sums, where wrong ones are far away; a larger one was only scaled or moved by them, and there the error
+    of an unstable formula is not far from that of a serial sum. A reference's own error grows by itself.
+    """
+    if limits.unit_roundoff > 1e-6 or elements >= reduction:
+        return 1.0
+    return max(1.0, min(SUM_GROWTH, _grown(reduction)) / MAX_GROWTH)
+
+
+def _grown(reduction: int) -> float:
+    return math.pow(max(1.0, reduction / KAPPA_REDUCTION), GROWTH_POWER)
 
 
 def _rms(square: float, count: int) -> float:
@@ -385,10 +399,13 @@ def _real_dtype(dtype: str) -> str:
     return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
 
-def _independent(shape: tuple[int, ...]) -> int:
-    """How many errors are drawn independently: one per row, since a row's elements share its sum's error."""
-    rows = math.prod(shape[:-1]) if shape else 1
-    return rows if rows > 1 else math.prod(shape)
+def _independent(shape: tuple[int, ...], reduction: int) -> int:
+    """How many errors are drawn independently: one per row, since a row's elements share its sum's error.
+
+    A single row is either that (a softmax of one row), or one sum per element.
+    """
+    rows, elements = math.prod(shape[:-1]), math.prod(shape)
+    return rows if rows > 1 or 1 < reduction <= elements else elements
 
 
 def _judge_bias(path: str, sums: _Sums, limits: Tolerance, chance: float, ratio: float, kappa: float) -> list[Mismatch]:

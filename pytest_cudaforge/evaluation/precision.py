@@ -100,7 +100,7 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if own > 1 and name in _SPREADS:
             self.spreads = True
             if self.noise:
-                result = self._spread_moved(name, wide_args[0], result)
+                result = self._spread_moved(name, own, wide_args[0], result)
         written = [value for i, value in enumerate(args) if i in keep]
         self._remember(own, (args, kwargs), (result, written), written)
         return result
@@ -114,10 +114,10 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # What is written through a view is behind its base, too, which has no way to know.
             self.pooled |= any(tensor._is_view() for tensor in _tensors(written))
 
-    def _spread_moved(self, name: str, source: torch.Tensor, result: Any) -> Any:
+    def _spread_moved(self, name: str, own: int, source: torch.Tensor, result: Any) -> Any:
         first = result[0] if isinstance(result, tuple) else result
         # Every mean is taken to be as far from zero as all of the input is.
-        by = self.noise * _SPREAD_NOISE * source.square().mean().sqrt()
+        by = self.noise * _SPREAD_NOISE * source.square().mean().sqrt() * min(1.0, (4096 / own) ** 0.75)
         moved = first + (by if name.startswith("std") else by * first.abs().sqrt())
         return (moved, *result[1:]) if isinstance(result, tuple) else moved
 

@@ -54,7 +54,7 @@ _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 4
 #: Rounds of calls on the same values, the last output of each compared: at least (where a machine is busy that takes
 #: long, and ten times the time is given) and at most.
-_REPEATS, _IN_A_ROW = (16, 64), 4
+_REPEATS, _IN_A_ROW = (16, 32), 4
 _REPEATS_S = 0.15
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
