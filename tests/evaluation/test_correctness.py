@@ -104,6 +104,24 @@ def test_fast_exponential_of_a_gpu_passes() -> None:
     assert not _judge(noisy, torch.sigmoid(x), oracle, 1).mismatches
 
 
+def _gelu_in_steps(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def _truncated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    near = x.to(dtype)
+    return torch.where(near.float().abs() > x.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_pointwise_kernels_that_round_at_the_end_or_at_each_step_pass(family: str, dtype: torch.dtype) -> None:
+    x = _inputs(family, (16, K), dtype)
+    reference, oracle = torch.nn.functional.gelu(x), torch.nn.functional.gelu(x.double())
+    for candidate in (_gelu_in_steps(x.float()).to(dtype), _gelu_in_steps(x)):
+        assert not _judge(candidate, reference, oracle, 1).mismatches
+
+
 # -- wrong kernels -------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +186,29 @@ def test_tf32_product_under_fp32_fails(family: str) -> None:
     judgement = _judge(_tf32(a) @ _tf32(b), a @ b, a.double() @ b.double(), 1024)
     assert judgement.mismatches
     assert not _judge((a.flip(1)) @ (b.flip(0)), a @ b, a.double() @ b.double(), 1024).mismatches
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_pointwise_kernels_of_another_formula_or_rounding_fail(dtype: torch.dtype) -> None:
+    x = _inputs("normal", (16, K), dtype)
+    gelu = torch.nn.functional.gelu
+    wide = x.float()
+    wrong = {
+        "sigmoid": (wide * torch.sigmoid(1.702 * wide)).to(dtype),
+        "truncated": _truncated(gelu(wide), dtype),
+    }
+    if dtype == torch.float16:
+        wrong["bf16 inside"] = gelu(x.bfloat16().float()).to(dtype)
+    passed = [name for name, c in wrong.items() if not _judge(c, gelu(x), gelu(x.double()), 1).mismatches]
+    assert passed == []
+
+
+def test_a_value_beyond_the_dtypes_range_in_the_oracle_does_not_widen_the_bound() -> None:
+    x = _inputs("normal", (8, 64))
+    low = torch.finfo(torch.float32).min
+    reference, oracle = x.masked_fill(x > 1, low), x.double().masked_fill(x > 1, torch.finfo(torch.float64).min)
+    assert not _judge(reference.clone(), reference, oracle, 1).mismatches
+    assert _judge(reference * 0.9, reference, oracle, 1).mismatches
 
 
 def test_zeros_fail() -> None:
