@@ -26,9 +26,6 @@ _REQUESTS = 5
 _PATIENCE = 10.0
 
 
-def _nothing() -> None: ...
-
-
 class Party(Protocol):
     """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
     in order from the first. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly
@@ -55,46 +52,36 @@ class SlopeParty:
     def __init__(
         self,
         run: Callable[[int], int],
-        before: Callable[[], None] = _nothing,
-        after: Callable[[], None] = _nothing,
         fetched: int = 1,
         spare_ns: float = 0.0,
     ) -> None:
-        self._run, self._before, self._after, self._fetched = run, before, after, fetched
+        self._run, self._fetched = run, fetched
         self._spare_ns = spare_ns
         self._per_call_ns = 0.0
         self.calls = 0
 
     def turn(self, slice_ns: float, least: int = 1) -> float:
-        self._before()
-        try:
-            if not self._per_call_ns:
-                self._calibrate()
-            if self._fetched * self._per_call_ns < _PATIENCE * slice_ns:
-                least = max(least, self._fetched)
-            calls = max(least, min(_MAX_CALLS, math.ceil(slice_ns / max(self._per_call_ns, 1.0))))
+        if not self._per_call_ns:
+            self._calibrate()
+        if self._fetched * self._per_call_ns < _PATIENCE * slice_ns:
+            least = max(least, self._fetched)
+        calls = max(least, min(_MAX_CALLS, math.ceil(slice_ns / max(self._per_call_ns, 1.0))))
+        once = self._run(calls)
+        # Too few calls (the last turn was a slow one) would leave a slope of nothing but noise.
+        while once < slice_ns / 2 and calls < _MAX_CALLS:
+            calls = min(_MAX_CALLS, calls * max(2, min(16, round(slice_ns / once))))
             once = self._run(calls)
-            # Too few calls (the last turn was a slow one) would leave a slope of nothing but noise.
-            while once < slice_ns / 2 and calls < _MAX_CALLS:
-                calls = min(_MAX_CALLS, calls * max(2, min(16, round(slice_ns / once))))
-                once = self._run(calls)
-            self.calls = calls
-            # A machine that is busy elsewhere can make threads wait for each other a thousand times longer: then the
-            # request's own cost is nothing beside it, and repeating it would only burn the budget.
-            crawling = once > _CRAWL * slice_ns
-            per_call = once / calls if crawling else self._per_call(once, self._run(2 * calls), calls)
-        finally:
-            self._after()
+        self.calls = calls
+        # A machine that is busy elsewhere can make threads wait for each other a thousand times longer: then the
+        # request's own cost is nothing beside it, and repeating it would only burn the budget.
+        crawling = once > _CRAWL * slice_ns
+        per_call = once / calls if crawling else self._per_call(once, self._run(2 * calls), calls)
         if per_call > 0:
             self._per_call_ns = max(per_call, self._per_call_ns / 4)
         return per_call
 
     def once(self, calls: int) -> float:
-        self._before()
-        try:
-            return self._run(calls) / calls
-        finally:
-            self._after()
+        return self._run(calls) / calls
 
     def _per_call(self, once_ns: float, twice_ns: float, calls: int) -> float:
         share_ns = (twice_ns - self._spare_ns) / (2 * calls)
@@ -173,8 +160,13 @@ def worker_party(
         )
 
     def run(calls: int) -> int:
+        # The worker goes on last and stops first: what a thread left behind computes beside the clock is not timed.
         with oracle.paused():
-            return worker.run_many(sets, calls, timeout_s=limit_s)
+            worker.cont()
+            try:
+                return worker.run_many(sets, calls, timeout_s=limit_s)
+            finally:
+                worker.stop()
 
     fetched = len(sets) if isinstance(worker, ModuleWorker) else 1
-    return SlopeParty(run, worker.cont, worker.stop, fetched, spare_ns)
+    return SlopeParty(run, fetched=fetched, spare_ns=spare_ns)
