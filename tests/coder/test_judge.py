@@ -156,8 +156,8 @@ def test_odd_citations_are_left_out():
 def test_hostile_nesting_takes_no_time():
     import time
 
-    start = time.monotonic()
+    start = time.process_time()  # this process's own: others may be busy
     for text in ('{"a":' * 100_000, "{" * 500_000, '{"a": [' * 50_000):
         with pytest.raises(ReplyError):
             judge.parse(text, "correction")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5

@@ -369,9 +369,9 @@ def test_four_thousand_launches_are_placed_quickly() -> None:
     import time
 
     plan = chain(4000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     layout = scratch_layout(plan)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     assert layout.total_bytes == 1024
 
 

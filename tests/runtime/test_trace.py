@@ -670,10 +670,10 @@ def test_loops_over_tensor_methods_meet_the_step_cap(body: str) -> None:
 
     head = "from pytest_cudaforge.plan import empty\ndef plan(x):\n    for i in range(10 ** 9):\n"
     text = f"{head}        {body}\n    return x\n"
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(PlanLimitError, match="more than 500000 steps"):
         traced(text, spec(4096, 3))
-    assert time.perf_counter() - begin < 20  # about a second on an idle core
+    assert time.process_time() - begin < 20  # about a second on an idle core
 
 
 def test_many_short_lived_buffers_share_memory() -> None:
@@ -722,9 +722,9 @@ def test_tracing_is_fast_enough_for_production(record_property: Any) -> None:
     trace(text, signature)
     samples = []
     for _ in range(20):
-        begin = time.perf_counter()
+        begin = time.process_time()
         trace(text, signature)
-        samples.append(time.perf_counter() - begin)
+        samples.append(time.process_time() - begin)
     record_property("median_ms", sorted(samples)[10] * 1e3)
     assert min(samples) < 5e-3
 
