@@ -13,7 +13,7 @@ rounding the task involves; the candidate may be ``kappa`` times as far away, ne
 5. the user's ``atol``/``rtol`` is an outer bound;
 6. NaN, +Inf and -Inf stand where the reference has them; integers and booleans are bitwise equal.
 
-The constants are measured: see tests/benchmarks/tolerance_calibration.py, and the table beside it.
+The constants are measured: see tests/benchmarks/README.md.
 
 Everything walks over row blocks, so that outputs of several gigabytes need only small temporaries. torch is imported
 lazily: the supervisor reads the constants without it.
