@@ -1,9 +1,10 @@
 """``load_inline`` and ``load`` of torch: C++ and CUDA sources with torch's headers to a Python extension, by ninja.
 
 Two ways to compile: against a narrow stand-in for ``torch/extension.h`` (the tensor class, the operators that the
-sources name, torch's own pybind11 casters), and against torch's full headers where the narrow way fails. On 2 cores a
-small extension takes 10 s of processor time the narrow way and 26 s with the full headers. Nothing is loaded here, so
-a candidate's code does not run in the compiler's process.
+sources name, torch's own pybind11 casters), and against torch's full headers where the narrow way fails. A small C++
+file takes 7 to 11 s of processor time the narrow way and 22 to 27 s with the full headers, a small CUDA file 24 s
+against 94 s (g++ 13, nvcc 13, one machine). Nothing is loaded here, so a candidate's code does not run in the
+compiler's process.
 """
 
 from __future__ import annotations
