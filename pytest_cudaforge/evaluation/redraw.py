@@ -22,7 +22,7 @@ __all__ = ["FAMILIES", "Structure", "families_of", "redraw", "rerandomise", "str
 #: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
 Structure = Literal["generic", "unit", "drawn"]
 
-FAMILIES = ("normal", "uniform", "shifted", "large", "sparse", "integer")
+FAMILIES = ("normal", "uniform", "shifted", "lowered", "large", "sparse", "tails", "integer")
 
 _SAMPLE = 1 << 21
 #: Leading entries of the other dimensions looked at where a structure lies along one, and elements in all.
@@ -42,10 +42,12 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     """The families worth drawing, those first that show what nothing else does: a call of gigabytes gets only three.
 
     shifted shows a one-pass variance, large a missing max and other overflows, integer every dropped, rounded or
-    half-precision term, since all addends are alike and need their bits; sparse is for terms left out by a sample.
+    half-precision term, since all addends are alike and need their bits; lowered has no positive value, which a
+    maximum that starts at 0 needs; sparse is for terms left out by a sample; tails reaches where activations bend
+    whatever the scale of the draw, and has exact zeros of both signs.
     """
     if "generic" in structures:
-        return ("shifted", "large", "integer", "sparse", "normal", "uniform")
+        return ("shifted", "large", "integer", "lowered", "sparse", "tails", "normal", "uniform")
     return ("shifted", "sparse") if "unit" in structures else ()
 
 
@@ -155,6 +157,10 @@ def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Ge
     return result.copy_(values)
 
 
+#: Standard deviation of "tails": activations bend, saturate and leave their polynomials between 2 and 10.
+_TAILS = 3.5
+#: Share of zeros of each sign in "tails".
+_ZEROS = 0.01
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
 _SPREAD = {False: (100.0, 300.0), True: (8.0, 8.0)}
 
@@ -177,13 +183,22 @@ def _generic(
     values.normal_(generator=generator).mul_(scale)
     if family == "large":
         return values.mul_(spread[0])
-    if family == "shifted":
-        return values.add_(spread[1] * scale)
+    if family in ("shifted", "lowered"):
+        return values.add_(spread[1] * scale * (1.0 if family == "shifted" else -1.0))
+    if family == "tails":
+        return _with_zeros(values.mul_(_TAILS / scale), generator)
     if family == "sparse":
         # Nine in ten are small but not equal: equal addends make an honest serial sum drift one way.
         small = torch.empty_like(values).uniform_(generator=generator) > 0.1
         return values.mul_(torch.where(small, 0.1, 1.0))
     return values
+
+
+def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:
+    """A few exact zeros of either sign."""
+    chance = torch.empty_like(values).uniform_(generator=generator)
+    values.masked_fill_(chance < 2 * _ZEROS, 0.0)
+    return values.masked_fill_(chance < _ZEROS, -0.0)
 
 
 def rerandomise(module: torch.nn.Module, seed: int) -> None:

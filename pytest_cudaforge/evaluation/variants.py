@@ -1,6 +1,6 @@
 """Probes: the same call with other strides, or with neighbouring shapes. In the oracle's process only.
 
-A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"size 64 -> 63"``.
+A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"size 64 -> 63"``, ``"size 64 -> 131"``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __all__ = ["apply_variant", "neighbour_names"]
 
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 _MAX_NEIGHBOURS = 3
+_GROWTH = 67
 
 
 def apply_variant(
@@ -53,7 +54,8 @@ def _resized(tensor: Tensor, old: int, new: int) -> Tensor:
 
 
 def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Names of variants with one size changed wherever it occurs: smaller by one, for the leading sizes first."""
+    """Names of variants with one size changed wherever it occurs, for the leading sizes first: smaller by one, and the
+    first one larger, too, by more than any vector is wide."""
     leaves, _ = flatten_call(args, kwargs)
     sizes: dict[int, None] = {}
     tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and leaf.dim()]
@@ -65,6 +67,8 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterato
     safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)]
     for size in safe[:_MAX_NEIGHBOURS]:
         yield f"size {size} -> {size - 1}"
+    for size in safe[:1]:
+        yield f"size {size} -> {size + _GROWTH}"
 
 
 def _may_index(tensor: Tensor) -> bool:

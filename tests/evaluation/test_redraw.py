@@ -71,6 +71,20 @@ def test_redraws_keep_shape_dtype_and_layout(family: str) -> None:
         assert not torch.equal(again, drawn)
 
 
+def test_families_reach_where_the_draw_does_not() -> None:
+    drawn = torch.rand(64, 256) * 1e-3
+
+    def values(family: str) -> torch.Tensor:
+        return redraw(family, drawn, "generic", torch.Generator().manual_seed(3))
+
+    assert bool((values("shifted") > 0).all()) and bool((values("lowered") < 0).all())
+    tails = values("tails")
+    assert 3 < float(tails.std()) < 4
+    zeros = tails[tails == 0]
+    assert 0.005 < zeros.signbit().sum() / tails.numel() < 0.02
+    assert 0.005 < (~zeros.signbit()).sum() / tails.numel() < 0.02
+
+
 def test_an_input_of_one_element_is_redrawn_to_a_number() -> None:
     for family in FAMILIES:
         again = redraw(family, torch.randn(1), "generic", torch.Generator().manual_seed(3))
@@ -154,4 +168,4 @@ def test_variants_change_layout_or_size_only() -> None:
     assert torch.equal(flags, mask) and flags.stride() == (2,)
     (smaller, fewer), kwargs = apply_variant("size 6 -> 5", (x, mask), {"n": 6})
     assert (tuple(smaller.shape), tuple(fewer.shape), kwargs) == ((5, 8), (5,), {"n": 6})
-    assert list(neighbour_names((x, mask), {})) == ["size 6 -> 5", "size 8 -> 7"]
+    assert list(neighbour_names((x, mask), {})) == ["size 6 -> 5", "size 8 -> 7", "size 6 -> 73"]

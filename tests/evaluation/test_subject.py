@@ -10,7 +10,7 @@ import pytest
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.subject import Subject
 
-GENERIC = ("shifted", "large", "integer", "sparse", "normal", "uniform")
+GENERIC = ("shifted", "large", "integer", "lowered", "sparse", "tails", "normal", "uniform")
 UNIT = ("shifted", "sparse")
 
 TARGETS = """
@@ -113,11 +113,11 @@ EXPECTED = {
     "triangular": ({"0": "drawn", "1": "drawn"}, ()),
     "bucket": ({"0": "generic", "1": "unit"}, GENERIC),
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
-    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "normal", "uniform")),
+    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "normal", "uniform")),
     "stable_softmax": ({"0": "generic"}, GENERIC),
-    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "normal", "uniform")),
+    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "normal", "uniform")),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, ("shifted", "large", "sparse", "normal", "uniform")),
+    "largest": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform")),
     "declared_indices": ({"0": "generic"}, GENERIC),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, GENERIC),
@@ -141,7 +141,7 @@ def test_inputs_keep_their_meaning_each_by_itself(subject: Callable[[str], Subje
 
 def test_a_big_call_asks_for_the_families_that_show_most(subject: Callable[[str], Subject]) -> None:
     assert subject("stable_softmax").families("default", 3) == ("shifted", "large", "integer")
-    assert subject("naive_softmax").families("default", 3) == ("integer", "sparse", "normal")
+    assert subject("naive_softmax").families("default", 3) == ("integer", "sparse", "tails")
 
 
 def test_out_of_range_values_may_be_kept_away_from_the_reference(subject: Callable[[str], Subject]) -> None:
