@@ -16,7 +16,15 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
-from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.correctness import (
+    TOLERANCES,
+    Judgement,
+    Rule,
+    judge_indices,
+    judge_output,
+    judge_pointed,
+)
+from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, unwritten
 from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.subject import Subject
@@ -65,6 +73,7 @@ class _Expected:
 
     ``summed``: the longest sum behind an output, by path; ``reduction`` the longest of all. ``noise``: how far rounding
     moves outputs of few elements (rms). ``spread``: what more runs gave where the reference is non-deterministic.
+    ``pointed``: the search behind an index output, and what it searched in fp64.
     """
 
     case: Case
@@ -77,6 +86,7 @@ class _Expected:
     summed: dict[str, int] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     spread: list[dict[str, Any]] = field(default_factory=list)
+    pointed: dict[str, tuple[Pointed, Tensor]] = field(default_factory=dict)
 
     def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
         reduction = self.summed.get(path, self.reduction)
@@ -298,7 +308,10 @@ class Bench:
         if path not in private:
             return Judgement(None, None, (Mismatch(path, "count", "the plan does not return this output"),))
         options = self.subject.options
-        if path in options.index_outputs or path.removeprefix("out.") in options.index_outputs:
+        if self._is_index(path):
+            if path in expected.pointed:
+                search, exact = expected.pointed[path]
+                return judge_pointed(path, private[path], value, search.source, exact, search.dim)
             sources = [t.double() for t in self._tensor_inputs(expected.case).values() if t.is_floating_point()]
             return judge_indices(path, private[path], value, sources)
         rule = expected.rule(path, options.atol, options.rtol)
@@ -419,7 +432,33 @@ class Bench:
         pairs = {key: (tensor, oracle_mutated.get(key, tensor.double())) for key, tensor in mutated.items()}
         summed = {path: mode.summed(value) for path, value in (oracle | oracle_mutated).items()}
         noise = self._noise(frame, mutated, oracle, _MOST if mode.spreads else FEW if mode.cancels else 0)
-        return _Expected(case, reference, oracle, pairs, aliases, mode.partial, mode.reduction, summed, noise, spread)
+        pointed = self._pointed(frame, mutated) if subject.options.index_outputs else {}
+        return _Expected(
+            case, reference, oracle, pairs, aliases, mode.partial, mode.reduction, summed, noise, spread, pointed
+        )
+
+    def _is_index(self, path: str) -> bool:
+        declared = self.subject.options.index_outputs
+        return path in declared or path.removeprefix("out.") in declared
+
+    def _pointed(self, frame: _Frame, mutated: Mapping[str, Tensor]) -> dict[str, tuple[Pointed, Tensor]]:
+        """By index output: the search that made it, and the fp64 form of what it searched."""
+        watched, wide = PointingMode(), PointingMode()
+        with watched:
+            outputs, _, _ = self._reference_run(frame)
+        try:
+            with wide:
+                self._run_oracle(frame, mutated)
+        except (TargetError, torch.OutOfMemoryError):
+            wide.found.clear()
+        result = {}
+        for path, value in outputs.items():
+            number = pointed_by(value, watched.found) if self._is_index(path) and isinstance(value, Tensor) else None
+            if number is not None:
+                search = watched.found[number]
+                fits = len(wide.found) == len(watched.found) and wide.found[number].source.shape == search.source.shape
+                result[path] = (search, wide.found[number].source.double() if fits else search.source.double())
+        return result
 
     def _reference_run(self, frame: _Frame) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]:
         """Outputs, what was written (by ``input/<path>``, ``state/<path>``) and aliases; state is put back."""

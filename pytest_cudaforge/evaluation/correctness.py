@@ -32,7 +32,7 @@ from pytest_cudaforge.records import Mismatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TOLERANCES", "Judgement", "Rule", "Tolerance", "judge_indices", "judge_output"]
+__all__ = ["TOLERANCES", "Judgement", "Rule", "Tolerance", "judge_indices", "judge_output", "judge_pointed"]
 
 
 @dataclass(frozen=True)
@@ -585,6 +585,27 @@ def judge_indices(path: str, candidate: Tensor, reference: Tensor, sources: Sequ
     return _judge_exact(path, candidate, reference)
 
 
+def judge_pointed(
+    path: str, candidate: Tensor, reference: Tensor, values: Tensor, exact: Tensor, dim: int
+) -> Judgement:
+    """Indices into computed values, such as the top k of a softmax: compared are the values pointed at.
+
+    ``values`` is what the reference searched along ``dim``, ``exact`` the same in fp64. Where rounding moved them,
+    neighbours closer than that are ties, to the reference as to any kernel; where nothing was rounded only equal
+    values are.
+    """
+    if tuple(candidate.shape) != tuple(reference.shape) or candidate.dtype != reference.dtype:
+        return _judge_exact_shape(path, candidate, reference)
+    limits = TOLERANCES.get(str(values.dtype).removeprefix("torch."), TOLERANCES["float32"])
+    source = values.double()
+    finite = source.isfinite() & exact.isfinite()
+    moved = (source - exact).masked_fill(~finite, 0.0)
+    error = float(moved.square().mean().sqrt())
+    floor = 2.0 * limits.unit_roundoff * float(exact.masked_fill(~finite, 0.0).square().mean().sqrt())
+    within = 2.0 * limits.kappa * max(error, floor) if error else 0.0
+    return _judge_gathered(path, candidate, reference, source, dim, exact, within)
+
+
 def _judge_exact_shape(path: str, candidate: Tensor, reference: Tensor) -> Judgement:
     same = tuple(candidate.shape) == tuple(reference.shape)
     kind = "dtype" if same else "shape"
@@ -606,7 +627,17 @@ def _indexed_dim(index_shape: tuple[int, ...], source_shape: tuple[int, ...]) ->
     return None
 
 
-def _judge_gathered(path: str, candidate: Tensor, reference: Tensor, source: Tensor, dim: int) -> Judgement:
+def _judge_gathered(
+    path: str,
+    candidate: Tensor,
+    reference: Tensor,
+    source: Tensor,
+    dim: int,
+    exact: Tensor | None = None,
+    within: float = 0.0,
+) -> Judgement:
+    """Values of ``source`` (or of its fp64 form ``exact``) at the candidate's places may be ``within`` of those at the
+    reference's."""
     import torch
 
     squeezed = candidate.dim() < source.dim()
@@ -618,6 +649,8 @@ def _judge_gathered(path: str, candidate: Tensor, reference: Tensor, source: Ten
         return Judgement(None, 0.0, (Mismatch(path, "integer", detail, index=index, got=float(c[index])),))
     got, expected = source.gather(dim, c), source.gather(dim, r)
     wrong = (got != expected) & ~(got.isnan() & expected.isnan())
+    for values in (source, exact) if within and exact is not None else ():
+        wrong &= ~((values.gather(dim, c) - values.gather(dim, r)).abs() <= within)
     if bool(wrong.any()):
         index = _first(wrong)
         detail = f"{int(wrong.sum())} of {wrong.numel()} indices point at other values than the reference's"

@@ -42,9 +42,9 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     """The families worth drawing, those first that show what nothing else does: a call of gigabytes gets only three.
 
     shifted shows a one-pass variance, large a missing max and other overflows, integer every dropped, rounded or
-    half-precision term, since all addends are alike and need their bits; lowered has no positive value, which a
-    maximum that starts at 0 needs; sparse is for terms left out by a sample; tails reaches where activations bend
-    whatever the scale of the draw, and has exact zeros of both signs.
+    half-precision term, since all addends are alike and need their bits; lowered has entries without any positive
+    value, which show a maximum that starts at 0; sparse is for terms left out by a sample; tails reaches where
+    activations bend whatever the scale of the draw, and has exact zeros of both signs.
     """
     if "generic" in structures:
         return ("shifted", "large", "integer", "lowered", "sparse", "tails", "normal", "uniform")
@@ -183,8 +183,10 @@ def _generic(
     values.normal_(generator=generator).mul_(scale)
     if family == "large":
         return values.mul_(spread[0])
-    if family in ("shifted", "lowered"):
-        return values.add_(spread[1] * scale * (1.0 if family == "shifted" else -1.0))
+    if family == "shifted":
+        return values.add_(spread[1] * scale)
+    if family == "lowered":
+        return values.add_(_signs(values, dtype, generator).mul_(spread[1] * scale))
     if family == "tails":
         return _with_zeros(values.mul_(_TAILS / scale), generator)
     if family == "sparse":
@@ -192,6 +194,19 @@ def _generic(
         small = torch.empty_like(values).uniform_(generator=generator) > 0.1
         return values.mul_(torch.where(small, 0.1, 1.0))
     return values
+
+
+def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """-1 for half of the leading entries, 1 for the others: a scale for what nearly vanishes below zero.
+
+    Without one, half types would be judged by the last digits of an activation's tail; a single entry of theirs stays.
+    """
+    count = values.shape[0] if values.dim() > 1 else 1
+    if count < 2:
+        return values.new_zeros(()) if dtype in _LOW_PRECISION else values.new_full((), -1.0)
+    order = torch.rand(count, generator=generator, device=values.device).argsort()
+    signs = torch.where(order < (count + 1) // 2, -1.0, 1.0)
+    return signs.to(values.dtype).reshape(-1, *(1,) * (values.dim() - 1))
 
 
 def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:
