@@ -213,6 +213,7 @@ class Sitting:
                 flush_bytes=self.flush_bytes,
                 limit_s=self.hang_limit_s,
                 spare_ns=self._spare_ns,
+                output_bytes=table.product.workload.output_bytes,
             )
 
     def _measure_own_share(self, blocks: Sequence[Block], table: _Table) -> None:
