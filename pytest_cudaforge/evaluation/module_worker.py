@@ -291,7 +291,7 @@ class _Service:
         elif request.operation == _RUN:
             return self._run(asked["bindings"])
         elif request.operation == _RUN_MANY:
-            self._run_many(asked["sets"], asked["calls"])
+            self._run_many(asked["sets"], asked["calls"], asked["first_set"])
         elif request.operation == _PROFILE:
             return self._profile(asked["bindings"], asked["calls"])
         return ""
@@ -451,11 +451,11 @@ class _Service:
         self._synchronize()
         return json.dumps(leaves)
 
-    def _run_many(self, sets: Sequence[Any] | None, calls: int) -> None:
+    def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int) -> None:
         """Outputs of the last call of every set are in the arena when this returns; nothing is kept meanwhile."""
         if sets is not None:
             self._rotation = [self._bind(bindings) for bindings in sets]
-        bounds = self._rotation
+        bounds = [*self._rotation[first:], *self._rotation[:first]]
         self._load_weights(bounds[0])
         self._held = []
         model, count = self._model, len(bounds)

@@ -30,8 +30,8 @@ _PATIENCE = 10.0
 
 class Party(Protocol):
     """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
-    in order from the first. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly
-    ``calls`` calls without a warm-up, whatever they cost."""
+    in order. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly ``calls`` calls,
+    from the first set on and without a warm-up, whatever they cost."""
 
     calls: int
 
@@ -41,7 +41,8 @@ class Party(Protocol):
 
 
 class SlopeParty:
-    """Timed by this process's clock: ``run(calls)`` returns the ns of one request.
+    """Timed by this process's clock: ``run(calls, first)`` returns the ns of one request over the ``sets`` buffer sets,
+    from the first on. Turns go on where the one before ended: few calls each would else find few sets, in warm caches.
 
     What a request costs besides its calls cancels in the slope over n and 2n calls. That alone could be bought: who
     idles through the first request has a slope of nothing. So a call never counts less than its share of the longer
@@ -53,12 +54,13 @@ class SlopeParty:
 
     def __init__(
         self,
-        run: Callable[[int], int],
+        run: Callable[[int, int], int],
+        sets: int,
         fetched: int = 1,
         spare_ns: float = 0.0,
     ) -> None:
-        self._run, self._fetched = run, fetched
-        self._spare_ns = spare_ns
+        self._request, self._sets, self._position = run, sets, 0
+        self._fetched, self._spare_ns = fetched, spare_ns
         self._per_call_ns = 0.0
         self.calls = 0
 
@@ -83,7 +85,13 @@ class SlopeParty:
         return per_call
 
     def once(self, calls: int) -> float:
-        return self._run(calls) / calls
+        self._position = calls % self._sets
+        return self._request(calls, 0) / calls
+
+    def _run(self, calls: int) -> int:
+        first = self._position
+        self._position = (first + calls) % self._sets
+        return self._request(calls, first)
 
     def _per_call(self, once_ns: float, twice_ns: float, calls: int) -> float:
         share_ns = (twice_ns - self._spare_ns) / (2 * calls)
@@ -130,10 +138,11 @@ def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clo
             )
         )
 
-    def run(calls: int) -> int:
+    def run(calls: int, first: int) -> int:
+        # The rotation itself goes on where it ended.
         return oracle.timed_request("run_many", rotation=rotation, party=name, calls=calls)
 
-    return SlopeParty(run, spare_ns=request_ns(oracle, rotation, name))
+    return SlopeParty(run, 1, spare_ns=request_ns(oracle, rotation, name))
 
 
 def request_ns(oracle: OracleClient, rotation: int, name: str) -> float:
@@ -164,17 +173,17 @@ def worker_party(
             )
         )
 
-    def run(calls: int) -> int:
+    def run(calls: int, first: int) -> int:
         # The worker goes on last and stops first: what a thread left behind computes beside the clock is not timed.
         with oracle.paused():
             worker.cont()
             try:
-                return worker.run_many(sets, calls, timeout_s=limit_s)
+                return worker.run_many(sets, calls, timeout_s=limit_s, first_set=first)
             finally:
                 worker.stop()
 
     if not isinstance(worker, ModuleWorker):
-        return SlopeParty(run, spare_ns=spare_ns)
+        return SlopeParty(run, len(sets), spare_ns=spare_ns)
     # Its answers are copied into the arena at the end of each request, which is no part of a call.
     fetching_ns = len(sets) * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
-    return SlopeParty(run, fetched=len(sets), spare_ns=spare_ns + fetching_ns)
+    return SlopeParty(run, len(sets), fetched=len(sets), spare_ns=spare_ns + fetching_ns)

@@ -74,7 +74,7 @@ class Pace:
     def of(cls, device: str, budget_s: float) -> Pace:
         """Turns of a few ms: long against a request's own cost, short against the machine's drift."""
         if device == "cpu":
-            return cls(budget_s, 2.0e6, 3, 4, 60)
+            return cls(budget_s, 1.2e6, 3, 5, 60)
         return cls(budget_s, 8.0e6, 2, 5, 60)
 
 
@@ -170,11 +170,8 @@ class Sitting:
                 beside = None
                 if self.incumbent is not None:
                     beside = stack.enter_context(self._table(self.incumbent.product, self.incumbent.worker_of))
-                deadline = time.monotonic() + self.pace.budget_s
                 for process in range(self.pace.processes):
-                    left = self.pace.processes - process
-                    share_s = max(0.0, deadline - time.monotonic()) / left
-                    blocks += self._one_worker(process, table, beside, time.monotonic() + share_s)
+                    blocks += self._one_worker(process, table, beside)
                 self._measure_own_share(blocks, table)
         except WorkerTimeout as error:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
@@ -230,7 +227,7 @@ class Sitting:
             library_ns = sample_of([party.turn(self.pace.slice_ns) for _ in range(3)], 1).median_ns
         self.own_share = max(0.0, min(1.0, 1.0 - library_ns / total_ns))
 
-    def _one_worker(self, process: int, table: _Table, beside: _Table | None, deadline: float) -> list[Block]:
+    def _one_worker(self, process: int, table: _Table, beside: _Table | None) -> list[Block]:
         with contextlib.ExitStack() as stack:
             parties = {"candidate": stack.enter_context(self._seated(table))}
             if beside is not None:
@@ -239,7 +236,8 @@ class Sitting:
                 parties[name] = self._baseline(name)
             for party in parties.values():
                 party.turn(self.pace.slice_ns / 4)  # warm-up: page faults, thread pools, clocks
-            blocks = self._blocks(process, parties, deadline)
+            # What is looked at besides the blocks takes nothing of their time.
+            blocks = self._blocks(process, parties, time.monotonic() + self.pace.budget_s / self.pace.processes)
             if blocks and not self._writes_inputs():
                 self._check_timed_calls(process, table, parties["candidate"], blocks)
             return blocks
@@ -303,9 +301,9 @@ class Sitting:
         nothing but that element tells this turn from the others.
         """
         chance = random.SystemRandom()
-        frame = chance.randrange(min(self.rotation.frames, max(1, candidate.calls)))
+        frame = chance.randrange(self.rotation.frames)
         self.oracle.touch(table.bench, frame, chance.getrandbits(62))
-        candidate.turn(self.pace.slice_ns, least=frame + 1)
+        candidate.turn(self.pace.slice_ns, least=self.rotation.frames)
         self._judge(table, frame)
 
     def _check_new_values(self, table: _Table, candidate: Party, call_ns: float) -> None:

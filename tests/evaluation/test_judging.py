@@ -371,3 +371,20 @@ def test_an_oracle_without_an_fp64_form_is_partial(root: Path) -> None:
     whole = Judged(root, "through_half")
     whole.check(PAIRS["through_half"][0])
     assert not whole.checked["partial"]
+
+
+def test_weights_that_another_bench_asked_for_do_not_make_a_kernel_look_like_a_writer(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text(
+        "import torch\nfrom torch import nn\nfrom pytest_cudaforge import forge_target\n"
+        "@forge_target(inputs=lambda: [torch.randn(4, 8)], init=lambda: [8, 8])\nclass Linear(nn.Linear): ...\n"
+    )
+    subject = Subject(find(tmp_path, "::Linear"), "cpu")
+    weights = {path: _spec(tensor) for path, tensor in subject.state().items()}
+    specs = {"f0/input/0": _spec(torch.empty(4, 8)), **{f"state/{path}": spec for path, spec in weights.items()}}
+    regions = [[name, 4096 * number, 1024] for number, name in enumerate(specs)]
+    layout = {"nbytes": 4096 * len(specs), "regions": regions, "redzones": [], "frames": 1, "specs": specs}
+    mine, other = (Bench(subject, "default", "", layout) for _ in range(2))
+    mine.fill(0, Case(1, "drawn", 11), 0)
+    mine.check(0, {})
+    other.fill(0, Case(2, "drawn", 22), 0)
+    assert "mutation" not in {mismatch.kind for mismatch in mine.check(0, {})["mismatches"]}
