@@ -44,6 +44,7 @@ from pytest_cudaforge.evaluation.timing import (
     ratio_of,
     sample_of,
     slowed,
+    steady_blocks,
 )
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.plan import LibraryCall
@@ -56,7 +57,7 @@ _MAX_FRAMES = 256
 #: Blocks of one worker when time has run out.
 _FEWEST_BLOCKS = 3
 #: How long the answers of one pass may be judged, once one of them was.
-_JUDGING_S = 0.25
+_JUDGING_S = 0.1
 _MAX_ROTATION_BYTES = {"cpu": 192 << 20, "cuda": 2 << 30}
 
 
@@ -74,7 +75,7 @@ class Pace:
     def of(cls, device: str, budget_s: float) -> Pace:
         """Turns of a few ms: long against a request's own cost, short against the machine's drift."""
         if device == "cpu":
-            return cls(budget_s, 1.2e6, 3, 5, 60)
+            return cls(budget_s, 1.2e6, 2, 6, 60)
         return cls(budget_s, 8.0e6, 2, 5, 60)
 
 
@@ -178,7 +179,7 @@ class Sitting:
         except (WorkerFailure, LaunchFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
         self.crowded = crowded(blocks)
-        return tuple(slowed(block, "candidate", self.lag) for block in quiet_blocks(blocks))
+        return tuple(slowed(block, "candidate", self.lag) for block in steady_blocks(quiet_blocks(blocks)))
 
     @contextlib.contextmanager
     def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[_Table]:
@@ -263,7 +264,7 @@ class Sitting:
     def _clear(self, blocks: Sequence[Block]) -> bool:
         medians = {party: sample_of([b.of(party) for b in blocks], 1).median_ns for party in self.rotation.parties}
         against = [faster_baseline(medians), *(["incumbent"] if self.incumbent is not None else [])]
-        return all(narrow_enough(ratio_of(blocks, party)) for party in against)
+        return all(narrow_enough(ratio_of(steady_blocks(blocks), party)) for party in against)
 
     def _check_timed_calls(self, process: int, table: _Table, candidate: Party, blocks: Sequence[Block]) -> None:
         """Were the timed calls' answers right, and new? In every other process in the one way or the other."""

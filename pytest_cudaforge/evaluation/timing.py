@@ -27,6 +27,7 @@ __all__ = [
     "sample_of",
     "slope_ns",
     "slowed",
+    "steady_blocks",
 ]
 
 CONFIDENCE = 0.99
@@ -36,6 +37,8 @@ MARGIN = 0.005
 SAME_WITHIN = 0.02
 #: A baseline slower than alone by more than this (beyond both spreads) throws the sitting away.
 DISTURBANCE = 0.03
+#: A block in which a party takes so many times its median is unsteady.
+UNSTEADY = 1.2
 #: Blocks in which somebody waited for a core for more than this share of the time are discarded, if others remain.
 FOREIGN = 0.3
 
@@ -75,6 +78,19 @@ def block_of(process: int, measured: Iterable[tuple[str, float]], foreign: float
     if any(ns <= 0 for values in by_party.values() for ns in values):
         return None
     return Block(process, tuple((party, statistics.fmean(values)) for party, values in by_party.items()), foreign)
+
+
+def steady_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Without the blocks in which some party, whichever, took far longer than it did in most of its process's: an
+    interrupt, a page, a thread that lost its core. At most a third of a process's go, those that are furthest off."""
+    found: list[Block] = []
+    for process in dict.fromkeys(block.process for block in blocks):
+        own = [block for block in blocks if block.process == process]
+        medians = {party: statistics.median(block.of(party) for block in own) for party in own[0].parties}
+        off = {id(block): max(block.of(party) / medians[party] for party in medians) for block in own}
+        kept = sorted(own, key=lambda block: off[id(block)])[: len(own) - len(own) // 3]
+        found += [block for block in own if block in kept or off[id(block)] <= UNSTEADY]
+    return tuple(found)
 
 
 def slowed(block: Block, party: str, times: float) -> Block:

@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.timing import (
     ratio_of,
     sample_of,
     slope_ns,
+    steady_blocks,
 )
 from pytest_cudaforge.records import Ratio
 
@@ -125,3 +126,13 @@ def test_blocks_that_others_disturbed_are_left_out_as_long_as_enough_remain() ->
     assert quiet_blocks([*quiet, *loud]) == tuple(quiet) and not crowded([*quiet, *loud])
     assert quiet_blocks([*quiet[:3], *loud]) == (*quiet[:3], *loud) and crowded([*quiet[:3], *loud])
     assert not crowded(quiet[:2]) and not crowded([])
+
+
+def test_blocks_that_an_interrupt_hit_go_whoever_it_hit_and_a_third_at_most() -> None:
+    steady = [Block(0, (("eager", 2.0 + 0.01 * i), ("candidate", 1.0)), 0.0) for i in range(4)]
+    hit = [Block(0, (("eager", 9.0), ("candidate", 1.0))), Block(0, (("eager", 2.0), ("candidate", 5.0)))]
+    assert set(steady_blocks([*steady, *hit])) == set(steady)
+    many = [Block(1, (("eager", 2.0), ("candidate", 1.0 + i)), 0.0) for i in range(6)]  # that is how it is
+    assert len(steady_blocks(many)) == 4
+    assert steady_blocks([]) == ()
+    assert len(steady_blocks([*steady, *hit, *many])) == 8, "every process by itself"
