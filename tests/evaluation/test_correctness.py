@@ -313,6 +313,13 @@ def test_shape_and_dtype_are_judged_first() -> None:
 # -- indices -------------------------------------------------------------------------------------------------------
 
 
+def test_a_true_that_is_not_one_is_wrong() -> None:
+    right = torch.tensor([True, False, True])
+    odd = torch.tensor([2, 0, 1], dtype=torch.uint8).view(torch.bool)
+    assert not judge_output("out", right.clone(), right, right, Rule()).mismatches
+    assert judge_output("out", odd, right, right, Rule()).mismatches[0].kind == "integer"
+
+
 def test_indices_may_break_ties_either_way() -> None:
     source = torch.tensor([[3.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
     reference = torch.tensor([[0, 1, 3]])
