@@ -415,7 +415,8 @@ class _Forging:
         return choices[0] if choices else _Choice("failed", f"no candidate passed its re-evaluation; {why_stopped}")
 
     def _rivals(self, passed: Sequence[Round]) -> list[Round]:
-        """Who is measured again beside the best by ratio: whoever is near it, or had a shorter time of its own.
+        """Who is measured again beside the best by ratio: whoever is near it, or had a shorter time of its own, and did
+        not lose to it in a sitting of theirs.
 
         Ratios of different sittings stand on baselines that were measured again each time; on a busy machine those
         move more than the kernels do.
@@ -425,6 +426,7 @@ class _Forging:
             entry
             for entry in passed[1:]
             if self._promising(entry)
+            and not _lost(entry, best)
             and (_speed(entry) >= _NEAR * _speed(best) or _kernel_ns(entry) < _kernel_ns(best))
         ]
         return sorted(found, key=_kernel_ns)
@@ -536,6 +538,16 @@ def _parsed(role: str, parse: Callable[[], Result]) -> Result:
         return parse()
     except ReplyError as error:
         raise ReplyError(f"the {role}'s repaired reply: {error.what}", expected=error.expected) from error
+
+
+def _lost(entry: Round, best: Round) -> bool:
+    """Whether one sitting held both and said clearly that ``entry`` is the slower one."""
+    for later, earlier, sign in ((entry, best, 1), (best, entry, -1)):
+        timing = later.evaluation.timing if later.evaluation is not None else None
+        if later.incumbent == earlier.number and timing is not None and timing.vs_incumbent is not None:
+            ratio = timing.vs_incumbent
+            return ratio.high < 1.0 if sign > 0 else ratio.low > 1.0
+    return False
 
 
 def _overtakes(final: Evaluation, leader: _Choice) -> bool:

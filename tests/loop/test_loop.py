@@ -233,6 +233,15 @@ def test_each_candidate_is_timed_beside_the_best_so_far(tmp_path: Path) -> None:
     assert (trace.outcome, trace.winner) == ("forged", 3)
 
 
+def test_who_lost_to_the_best_in_one_sitting_is_not_measured_again(tmp_path: Path) -> None:
+    coder = [reply("PASSED 2.0"), reply("PASSED 1.95"), reply("PASSED 2.1")]
+    evaluator = TableEvaluator(races={"PASSED 1.95": 0.9, "PASSED 2.1": 1.2})
+    trace = Bench(tmp_path, coder=coder, judge=[SPEED] * 3, evaluator=evaluator, limits=Limits(rounds=3)).forge()
+    assert (trace.outcome, trace.winner) == ("forged", 3)
+    # Round 1 was the incumbent that round 3 beat; round 2 never met round 3.
+    assert evaluator.evaluations["fresh"] == 2
+
+
 def test_a_recording_for_other_hardware_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     Bench(tmp_path).forge(recorder=Recorder(path))
