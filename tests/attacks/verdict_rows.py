@@ -161,11 +161,11 @@ ROWS = (
     ),
     Row(
         "2: the order of trials is secret",
-        "be careful exactly where large and shifted values used to come",
+        "be careful exactly where large, shifted and lowered values used to come",
         "order",
         hostile(
             "softmax",
-            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8);",
+            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8 || call == 10);",
         ),
         hostile("softmax", body="static int call; ++call; HONEST"),
         target="softmax",
