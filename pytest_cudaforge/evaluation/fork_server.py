@@ -24,6 +24,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from pytest_cudaforge.evaluation import kernel_calls, sandbox
@@ -96,11 +97,27 @@ def _preload(kind: str) -> None:
         os.environ.update(CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1")
     for name in PRELOADS[kind]:
         try:
-            importlib.import_module(name)
+            with _no_question_to_the_driver():
+                importlib.import_module(name)
         except ImportError:
             continue
     if kind == "shapes" and "torch" in sys.modules:
         sys.modules[_LIBRARY].warm_up()
+
+
+@contextlib.contextmanager
+def _no_question_to_the_driver() -> Iterator[None]:
+    """torch.utils.cpp_extension asks whether there is a GPU while it is imported, which would lose the GPU to every
+    child ("Cannot re-initialize CUDA in forked subprocess"); the answer only decides on a warning."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None:
+        yield
+        return
+    asked, cuda.is_available = cuda.is_available, lambda: True
+    try:
+        yield
+    finally:
+        cuda.is_available = asked
 
 
 class _Server:

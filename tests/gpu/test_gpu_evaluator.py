@@ -38,6 +38,12 @@ class RMSNorm(nn.Module):
 @forge_target(inputs=lambda: [torch.randn(2048, 4096, dtype=torch.bfloat16)])
 def gelu16(x):
     return torch.nn.functional.gelu(x)
+
+
+@forge_target(inputs=lambda: [torch.randn(512, 1024)], init=lambda: [1024, 512], allow=("kernel", "mixed", "library"))
+class Project(nn.Linear):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
 """
 
 #: KernelBench level 1 task 36, as published: 7.5 GB in, 7.5 GB out.
@@ -250,6 +256,28 @@ def test_half_precision(evaluator: Evaluator, repo: Path) -> None:
         evaluation = evaluator.evaluate(candidate, target, timing=False)
         _show(evaluation)
         assert evaluation.status is status, evaluation.reason
+
+
+RELU = "__global__ void relu(const float* x, float* y) { const int i = blockIdx.x * 256 + threadIdx.x; FROM }"
+PRODUCT_PLAN = """
+from pytest_cudaforge.plan import empty, launch, op
+
+def plan(module, x):
+    h = op("aten.addmm", module.bias, x, module.weight.t())
+    y = empty(h.shape, h.dtype)
+    launch("relu", grid=(h.numel() // 256,), block=(256,), args=(h, y))
+    return y
+"""
+
+
+def test_a_plan_with_a_library_product(evaluator: Evaluator, repo: Path) -> None:
+    target = _target(repo, "::Project")
+    for body, status in [("y[i] = fmaxf(x[i], 0.f);", Status.PASSED), ("y[i] = x[i];", Status.INCORRECT_NUMERICAL)]:
+        candidate = Candidate.of("cuda", {"kernel.cu": RELU.replace("FROM", body), "plan.py": PRODUCT_PLAN})
+        evaluation = evaluator.evaluate(candidate, target)
+        _show(evaluation)
+        assert evaluation.status is status, evaluation.reason
+        assert evaluation.work in ("kernel", "mixed", "library") or not evaluation.passed
 
 
 @pytest.mark.skipif(

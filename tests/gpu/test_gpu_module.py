@@ -77,6 +77,7 @@ def _evaluate(evaluator: Evaluator, repo: Path, candidate: Candidate, timing: bo
 )
 def test_own_kernels_pass_by_the_supervisors_clock(evaluator: Evaluator, repo: Path, candidate: Candidate) -> None:
     evaluation = _evaluate(evaluator, repo, candidate, timing=True)
+    print(f"{evaluation.seconds:.1f} s, build {evaluation.build and evaluation.build.seconds}, {evaluation.timing}")
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
     assert evaluation.timing is not None and evaluation.timing.clock == "supervisor"
 
@@ -93,14 +94,16 @@ def test_own_kernels_pass_by_the_supervisors_clock(evaluator: Evaluator, repo: P
 )
 def test_other_peoples_work_is_refused(evaluator: Evaluator, repo: Path, candidate: Candidate) -> None:
     evaluation = _evaluate(evaluator, repo, candidate)
-    assert not evaluation.passed, evaluation.reason
+    print(evaluation.status, evaluation.reason)
+    assert evaluation.status is Status.REJECTED, evaluation.reason
 
 
 def test_a_side_stream_that_nobody_waits_for_is_wrong(evaluator: Evaluator, repo: Path) -> None:
     body = "torch.cuda._sleep(200_000_000)\n    y.copy_(2 * x)"
     late = f"y = torch.zeros_like(x)\nwith torch.cuda.stream(s):\n    {body}\nreturn y"
     evaluation = _evaluate(evaluator, repo, model(late, before="s = torch.cuda.Stream()"))
-    assert not evaluation.passed, evaluation.reason
+    print(evaluation.status, evaluation.reason)
+    assert evaluation.status in (Status.INCORRECT_NUMERICAL, Status.REJECTED), evaluation.reason
 
 
 def test_a_cuda_build_error_names_the_candidates_line(evaluator: Evaluator, repo: Path) -> None:
