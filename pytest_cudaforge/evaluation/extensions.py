@@ -89,6 +89,8 @@ def install(folder: Path, libraries: Mapping[str, bytes], mode: str) -> None:
     import torch.utils.cpp_extension as torch_extension
 
     _registry.folder, _registry.libraries, _registry.mode = folder, libraries, mode
+    # Inductor's pool of compile processes asks for what a confined process may not have.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch_extension.load_inline = load_inline
     torch_extension.load = load
     if mode == "watch":

@@ -63,6 +63,7 @@ _MODULE = (
     "pytest_cudaforge.evaluation.precision",
     "pytest_cudaforge.evaluation.tensors",
     "torch.utils.cpp_extension",
+    "triton",  # a third of a second in every child of a candidate that uses it
 )
 #: What each kind of server has in memory before it forks. A module missing here is missed by the child, which says so.
 PRELOADS: dict[str, tuple[str, ...]] = {
