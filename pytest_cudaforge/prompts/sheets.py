@@ -144,8 +144,8 @@ def _spec(data: Any) -> object:
 
 
 _PRECISIONS = {
-    "fp32": "fp32: float32 accuracy throughout; no TF32 and no half precision inside, unless error compensation (products "
-    "of parts, as in 3xTF32) restores every digit",
+    "fp32": "fp32: float32 accuracy throughout; no TF32 and no half precision inside, unless error compensation "
+    "(products of parts, as in 3xTF32) restores every digit",
     "tf32": "tf32: products may use TF32; everything else float32",
     "fp16": "fp16: half-precision data, accumulate in float32",
     "bf16": "bf16: bfloat16 data, accumulate in float32",
