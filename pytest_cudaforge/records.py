@@ -55,7 +55,8 @@ class Target:
 class WorkloadFacts:
     """One concrete input set as the oracle drew it: specs by flattened path, and the reference's outputs.
 
-    ``flops`` are those of products and convolutions, ``convolution_flops`` the latter's part of them.
+    ``flops`` are those of products and convolutions, ``convolution_flops`` the latter's part of them. ``writes``:
+    ``input/<path>`` and ``state/<path>`` of the tensors that forward changes.
     """
 
     name: str
@@ -68,6 +69,7 @@ class WorkloadFacts:
     output_bytes: int
     flops: int
     convolution_flops: int = 0
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -232,11 +234,45 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class SanitizerFinding:
+    """What one tool of compute-sanitizer found, ``count`` times. ``place``: ``kernel.cu:12``, or the instruction's
+    offset in the kernel; ``refuses``: no honest kernel does that (see evaluation.sanitizer)."""
+
+    tool: str
+    kind: str
+    kernel: str
+    place: str
+    count: int
+    refuses: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SanitizerReport:
+    """compute-sanitizer's look at one call of ``workload``. ``tools`` ran to their end; ``notes`` say why others, or
+    all, did not."""
+
+    workload: str
+    tools: tuple[str, ...]
+    findings: tuple[SanitizerFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def refusal(self) -> SanitizerFinding | None:
+        """The first finding that refuses the candidate."""
+        return next((finding for finding in self.findings if finding.refuses), None)
+
+
+@dataclass(frozen=True)
 class Verification:
+    """``sanitizer``: only a winner's final verdict has one, and whoever asked for it."""
+
     cases: tuple[CaseResult, ...]
     oracle: Literal["fp64", "partial"]
     worst_ratio: float | None
     guard: Guard = Guard()
+    sanitizer: SanitizerReport | None = None
 
     @property
     def contract_passed(self) -> bool:

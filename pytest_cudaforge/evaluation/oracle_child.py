@@ -120,6 +120,10 @@ class _Oracle:
     def do_fill_all(self, bench: int, seeds: list[int], poison: int) -> Any:
         self.benches[bench].fill_all(seeds, poison)
 
+    def do_snapshot(self, bench: int) -> Any:
+        copy = self.benches[bench].snapshot()
+        return {"nbytes": copy.nbytes}, copy.fd
+
     def do_renew(self, bench: int, seeds: list[int]) -> Any:
         self.benches[bench].renew(seeds)
 
@@ -187,7 +191,8 @@ def target_facts(subject: Subject) -> TargetFacts:
     for name in options.input_sets:
         counted, (leaves, tree, output) = _counted(lambda name=name: subject.trial_run(name))  # type: ignore[misc]
         facts = workload_facts(subject, name, leaves, tree, output)
-        workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1]))
+        writes = tuple(sorted(subject.mutates(name)))
+        workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1], writes=writes))
     mode = options.mode if subject.target.kind != "kernelbench" else _mode_of(subject)
     return TargetFacts(
         target_id=subject.target.id,

@@ -93,7 +93,16 @@ def _workload(facts: WorkloadFacts) -> str:
     traffic = facts.input_bytes + facts.state_bytes + facts.output_bytes
     work = f"; moves at least {render_bytes(traffic)}"
     work += f", {render_count(facts.flops)}FLOP" if facts.flops else ""
-    return f"- {facts.name}: {inputs or 'no arguments'} -> {outputs or 'nothing'}{work}"
+    line = f"- {facts.name}: {inputs or 'no arguments'} -> {outputs or 'nothing'}{work}"
+    if not facts.writes:
+        return line
+    written = ", ".join(_written(path) for path in facts.writes)
+    return f"{line}\n  The original also changes {written}: your launches leave there what it leaves, it is compared."
+
+
+def _written(path: str) -> str:
+    kind, _, name = path.partition("/")
+    return f"`module.{name}`" if kind == "state" else render_path(name)
 
 
 def render_module(module: Any) -> str:

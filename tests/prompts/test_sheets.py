@@ -30,6 +30,12 @@ def test_workloads_name_arguments_shapes_strides_and_traffic():
     assert "-> out: float32[64, 4096]; moves at least 2.13 MB, 524 kFLOP" in text
 
 
+def test_what_the_original_changes_is_said():
+    (facts,) = made.facts().workloads
+    text = sheets.render_workloads([dataclasses.replace(facts, writes=("input/0", "state/bn.running_mean"))])
+    assert "also changes argument 1, `module.bn.running_mean`: your launches leave there what it leaves" in text
+
+
 def test_module_attributes_are_listed_as_plan_would_write_them():
     text = sheets.render_module(made.facts().module)
     assert "- `module.eps` = 1e-06" in text
