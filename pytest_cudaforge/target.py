@@ -41,7 +41,8 @@ class TargetOptions:
     ``inputs`` is called without arguments and returns what the target is called with: a list or tuple of positional
     arguments, a dict of keyword arguments, ``(list, dict)`` for both, or a single tensor. ``init`` does the same for
     the constructor (None: no arguments). ``workloads`` are further named input sets; with ``inputs`` alone there is
-    one workload, "default". ``atol``/``rtol`` are outer bounds on top of the verdict's own rule.
+    one workload, "default". ``atol``/``rtol`` are outer bounds on top of the verdict's own rule. ``allow`` None: own
+    kernels that do the work, library products beside them; in a whole network other operators of torch's, too.
     """
 
     inputs: InputsFunction | None = None
@@ -56,7 +57,7 @@ class TargetOptions:
     dynamic: bool = False
     strides: Literal["drawn", "any"] = "drawn"
     distributions: Literal["all", "drawn"] = "all"
-    allow: tuple[str, ...] = ("kernel",)
+    allow: tuple[str, ...] | None = None
     mode: Literal["eval", "train"] = "eval"
     grad: bool = False
     guard: bool = False
@@ -254,7 +255,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "dynamic": _flag,
     "strides": _one_of("drawn", "any"),
     "distributions": _one_of("all", "drawn"),
-    "allow": _strings(*WORKS),
+    "allow": _strings(*WORKS, optional=True),
     "mode": _one_of("eval", "train"),
     "grad": _flag,
     "guard": _flag,

@@ -35,7 +35,9 @@ from pytest_cudaforge.runtime.signature import describe_module, flatten_call, fl
 __all__ = ["main"]
 
 _LENGTH = struct.Struct("<Q")
-_LANGUAGES = ("cuda", "cpp")
+#: So many layers with weights make a network.
+_NETWORK_PRODUCTS = 4
+_LANGUAGES = ("cuda", "triton", "cpp")
 
 
 class _Oracle:
@@ -201,7 +203,7 @@ def target_facts(subject: Subject) -> TargetFacts:
         rtol=options.rtol,
         languages=options.languages or _LANGUAGES,
         min_speedup=options.min_speedup,
-        allow=options.allow,
+        allow=options.allow or _default_allow(subject),
         mode=mode,  # type: ignore[arg-type]
         grad=options.grad,
         dynamic=options.dynamic,
@@ -212,6 +214,13 @@ def target_facts(subject: Subject) -> TargetFacts:
         module=describe_module(subject.module) if subject.module is not None else None,
         workloads=tuple(workloads),
     )
+
+
+def _default_allow(subject: Subject) -> tuple[str, ...]:
+    """Nobody writes a whole network anew at once: fusing a part of it beside torch's operators is work, too."""
+    modules = [] if subject.module is None else list(subject.module.modules())
+    products = [module for module in modules if any(p.dim() > 1 for p in module.parameters(recurse=False))]
+    return ("kernel", "mixed", "library") if len(products) >= _NETWORK_PRODUCTS else ("kernel",)
 
 
 def _mode_of(subject: Subject) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from judged_targets import find, write_repo
 
+from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import OracleError, TargetError
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.plan import TensorSpec
@@ -51,6 +52,35 @@ def test_kernelbench_file_gets_torchs_defaults_and_its_own_mode(oracle: OracleCl
     facts = oracle.facts(find(repo, "relu.py::Model"))
     assert (facts.precision, facts.mode) == ("default", "train")
     assert oracle.structures(find(repo, "relu.py::Model"), "default") == {"0": "generic"}
+
+
+NETWORK = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(LAYERS)])
+
+    def forward(self, x):
+        return self.layers(x)
+
+def get_inputs():
+    return [torch.randn(2, 8)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(("layers", "allow"), [(2, ("kernel",)), (4, ("kernel", "mixed", "library"))])
+def test_of_a_whole_network_a_part_may_be_fused(
+    oracle: OracleClient, tmp_path: Path, layers: int, allow: tuple[str, ...]
+) -> None:
+    (tmp_path / "net.py").write_text(NETWORK.replace("LAYERS", str(layers)))
+    (target,) = discover([tmp_path / "net.py"], tmp_path).targets
+    assert oracle.facts(target).allow == allow
 
 
 def test_relative_imports_work(oracle: OracleClient, repo: Path) -> None:

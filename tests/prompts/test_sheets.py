@@ -71,7 +71,7 @@ def test_contract_says_precision_allowance_and_promises():
     text = sheets.render_contract(facts, ("kernel", "library"))
     for part in ("half-precision data", "any sizes", "any strides", "atol 0.001", "training mode", "out.1", "products"):
         assert part in text
-    assert "no `op(...)`" in sheets.render_contract(made.facts(), ("kernel",))
+    assert "at least 5 % of the time" in sheets.render_contract(made.facts(), ("kernel",))
 
 
 def test_contract_says_where_inputs_are_never_redrawn():
