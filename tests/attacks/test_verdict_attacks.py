@@ -13,10 +13,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attacked import find, hostile, write_repo
+from switches import SWITCHES
 from verdict_rows import ELSEWHERE, REFUSED, ROWS, Row
 
 from pytest_cudaforge import languages
@@ -24,12 +24,10 @@ from pytest_cudaforge.errors import BuildFailure
 from pytest_cudaforge.evaluation import cases, verification
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen
-from pytest_cudaforge.evaluation.cases import Trial, call_layout
+from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.evaluation.oracle import Check, OracleClient, TrialCase
+from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.evaluation.sandbox import Defences
-from pytest_cudaforge.evaluation.sitting import Sitting
-from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.languages import Unit, cpp
 from pytest_cudaforge.languages.cache import BuildCache, build_key
@@ -69,111 +67,6 @@ def _evaluate(evaluator: Evaluator, repo: Path, row: Row, candidate: Candidate) 
     # What a build saw of the host must not come from the cache.
     fresh = "__has_include" in candidate.file("kernel.cpp")
     return evaluator.evaluate(aimed, find(repo, row.target), timing=row.timing, fresh=fresh)
-
-
-# -- switches: each takes one defence away and nothing else
-
-
-def _trials(monkeypatch: pytest.MonkeyPatch, change: Callable[[tuple[Trial, ...]], Any]) -> None:
-    original = cases.contract_trials
-    monkeypatch.setattr(verification, "contract_trials", lambda *a, **k: tuple(change(original(*a, **k))))
-
-
-def _case(trial: Trial, **changes: Any) -> Trial:
-    return dataclasses.replace(trial, case=dataclasses.replace(trial.case, **changes))
-
-
-def _blind(original: Callable[..., Check], kind: str) -> Callable[..., Check]:
-    def check(*args: Any, **options: Any) -> Check:
-        found = original(*args, **options)
-        kept = tuple(mismatch for mismatch in found.mismatches if mismatch.kind != kind)
-        return dataclasses.replace(found, mismatches=kept)
-
-    return check
-
-
-def _without(kind: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Nobody looks at mismatches of this kind any more."""
-
-    def switch(monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("check", "recheck"):
-            monkeypatch.setattr(OracleClient, name, _blind(getattr(OracleClient, name), kind))
-
-    return switch
-
-
-def _no_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_sealed", lambda *_: None)
-
-
-def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
-    _without("mutation")(monkeypatch)
-    # These see lasting writes as well, by themselves or by what comes of them.
-    _without("redzone")(monkeypatch)
-    _no_seal(monkeypatch)
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
-
-
-def _wait_instead_of_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "stop", lambda self: time.sleep(0.5))
-    _no_late(monkeypatch)
-
-
-def _first_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [_case(t, family="drawn") for t in trials])
-
-
-def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [t for t in trials if not t.calls_before and not t.renewed])
-    # Repeated calls are late ones as well.
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
-
-
-def _known_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "_shuffled", list)
-    _no_late(monkeypatch)
-    _no_seal(monkeypatch)  # it repeats the last trial's family: one more call
-
-
-def _no_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [t for t in trials if not t.renewed])
-
-
-def _no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sitting, "_judge", lambda *_: None)
-
-
-def _one_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [dataclasses.replace(t, poison=0) for t in trials if not t.renewed])
-
-
-def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(
-        monkeypatch,
-        lambda trials: [dataclasses.replace(t, frame=i, calls_before=0, renewed=False) for i, t in enumerate(trials)],
-    )
-    # These come back to the last trial's outputs.
-    _no_seal(monkeypatch)
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
-
-
-SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "stop": _wait_instead_of_stopping,
-    "families": _first_values_only,
-    "order": _known_order,
-    "weights": lambda patch: _trials(patch, lambda trials: [_case(t, weights_seed=None) for t in trials]),
-    "poison": _one_poison,
-    "mutation": _no_mutation,
-    "sealed": _no_seal,
-    "redzone": _without("redzone"),
-    "unstable": _without("unstable"),
-    "pointers": _fresh_pointers,
-    "again": lambda patch: _trials(patch, lambda trials: [t for t in trials if t.name != cases.AGAIN]),
-    "late": _no_late,
-    "renewed": _no_renewed,
-    "judge": _no_judge,
-    "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),
-}
 
 
 def _switch_off(row: Row, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, servers_with: Servers) -> None:
