@@ -162,8 +162,8 @@ _PRECISIONS = {
     "default": "torch's own defaults: products in full float32, convolutions may use TF32",
 }
 _ALLOWED = {
-    "kernel": "your own kernels do the work; `op(...)` for matrix products, convolutions, attention and copies alone, and "
-    "beside them your own kernels take at least 5 % of the time",
+    "kernel": "your own kernels do the work; `op(...)` for matrix products, convolutions, attention and copies alone, "
+    "and beside them your own kernels take at least 5 % of the time",
     "mixed": "your own kernels beside general library calls through `op(...)`",
     "library": "library products, convolutions, attention and copies through `op(...)` with little work of your own",
     "rewrite": "a plan of library calls alone",
