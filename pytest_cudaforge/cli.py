@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--allow", action="append", choices=WORKS[1:], default=[], help="let this work pass too")
     evaluate.add_argument("--no-lint", action="store_true", help="do not check first whether the target is worth it")
     evaluate.add_argument("--no-timing", action="store_true", help="correctness only")
+    evaluate.add_argument("--sanitize", action="store_true", help="CUDA plans: run compute-sanitizer, as for winners")
     evaluate.add_argument("--blocks", action="store_true", help="keep every timed block in the JSON")
     evaluate.add_argument(
         "--isolation", choices=("auto", "none"), default=None, help="none: no sandbox; not publishable"
@@ -107,7 +108,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         if faults:
             evaluation = _refused(faults, candidate, target, evaluator)
         else:
-            evaluation = evaluator.evaluate(candidate, target, timing=not arguments.no_timing)
+            evaluation = evaluator.evaluate(
+                candidate, target, timing=not arguments.no_timing, sanitize=arguments.sanitize
+            )
     document = json.dumps(evaluation_document(evaluation), indent=1, ensure_ascii=False, allow_nan=False)
     if arguments.json == Path("-"):
         print(document)
@@ -194,7 +197,8 @@ def target_named(name: str) -> Target:
 
 
 def read_candidate(path: Path) -> Candidate:
-    """A candidate from a folder (``plan.py`` and ``kernel.cu`` or ``kernel.cpp``) or a ``.py`` with ``ModelNew``.
+    """A candidate from a folder (``plan.py`` and ``kernel.cu``, ``kernel.py`` or ``kernel.cpp``), or a ``.py`` with
+    ``ModelNew``.
 
     The files are read as text, never imported. Raises ``UsageError``.
     """

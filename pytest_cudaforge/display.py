@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from pytest_cudaforge.events import ForgeEvent
-from pytest_cudaforge.records import CaseResult, Evaluation, Round, Trace, Usage
+from pytest_cudaforge.records import CaseResult, Evaluation, Round, SanitizerReport, Trace, Usage
 from pytest_cudaforge.report.rows import Totals, round_row, row, rows
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "evaluation_text",
     "properties_of",
     "round_table",
+    "sanitizer_lines",
     "speedup_text",
     "summary_lines",
     "trace_text",
@@ -115,6 +116,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
     lines.append(f"isolation {isolation.grade}" + (f" ({'; '.join(isolation.reasons)})" if isolation.reasons else ""))
     if evaluation.verification is not None:
         lines += _verification_lines(evaluation.verification.cases)
+        lines += sanitizer_lines(evaluation.verification.sanitizer)
     timing = evaluation.timing
     if timing is not None:
         lines.append(
@@ -134,6 +136,21 @@ def _verification_lines(cases: Sequence[CaseResult]) -> list[str]:
         for case in own:
             lines += [f"  {case.case}: {wrong.output}: {wrong.detail}" for wrong in case.mismatches if not case.passed]
     return lines
+
+
+def sanitizer_lines(report: SanitizerReport | None) -> list[str]:
+    """What compute-sanitizer found, and which of its tools did not run; nothing where it was not asked."""
+    if report is None:
+        return []
+    clean = "nothing found" if report.tools and not report.findings else ""
+    ran = f"{', '.join(report.tools) or 'did not run'} ({report.seconds:.1f} s)"
+    lines = [f"compute-sanitizer on workload {report.workload}: {ran}" + (f": {clean}" if clean else "")]
+    for found in report.findings:
+        where = f"kernel {found.kernel} at {found.place}" if found.kernel else f"at {found.place}"
+        note = "" if found.refuses else " (reported only)"
+        detail = f": {found.detail}" if found.detail else ""
+        lines.append(f"  {found.tool}: {found.kind}, {where}, {found.count} times{detail}{note}")
+    return lines + [f"  note: {note}" for note in report.notes]
 
 
 # -- the end -----------------------------------------------------------------------------------------------------

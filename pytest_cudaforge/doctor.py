@@ -46,6 +46,7 @@ def examine(root: Path, environ: Mapping[str, str]) -> tuple[Finding, ...]:
         _gpu,
         _nvrtc,
         _ncu,
+        lambda: _sanitizer(environ),
         _sandbox,
         lambda: _disk(config.run_dir if config is not None else root),
         lambda: _keys(config, environ),
@@ -165,6 +166,18 @@ def _ncu() -> Finding:
     return Finding("ncu", True, found)
 
 
+def _sanitizer(environ: Mapping[str, str]) -> Finding:
+    from pytest_cudaforge.evaluation.sanitizer import find_sanitizer
+
+    found = find_sanitizer(environ)
+    if found is None:
+        text = "not found; CUDA winners are published without memcheck, racecheck and initcheck"
+        remedy = "pip install nvidia-cuda-sanitizer-api, or put a CUDA toolkit's compute-sanitizer on the PATH"
+        return Finding("sanitizer", False, text, remedy, optional=True)
+    version = next((line for line in _lines([str(found), "--version"]) if line.startswith("Version")), "")
+    return Finding("sanitizer", bool(version), f"{found} {version or 'does not run'}", "install it anew", optional=True)
+
+
 def _sandbox() -> list[Finding]:
     from pytest_cudaforge.evaluation import sandbox
 
@@ -221,8 +234,13 @@ def _git(root: Path) -> Finding:
 
 def _first_line(argv: Sequence[str]) -> str:
     """The first line that a program printed; "" where it failed."""
+    return next(iter(_lines(argv)), "")
+
+
+def _lines(argv: Sequence[str]) -> list[str]:
+    """What a program printed; nothing where it failed."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip().partition("\n")[0] if done.returncode == 0 else ""
+        return []
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []

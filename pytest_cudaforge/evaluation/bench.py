@@ -129,9 +129,21 @@ class Bench:
         self.frames: dict[int, _Frame] = {i: _Frame() for i in range(layout["frames"])}
         self.poison = POISON[0]
         self._expected: _Expected | None = None
+        self._copy: HostArena | None = None
+
+    def snapshot(self) -> HostArena:
+        """A copy of the whole arena in host memory, which is this bench's to close."""
+        if self._copy is not None:
+            self._copy.close()
+        self._copy = HostArena.create(self.arena.nbytes)
+        arena_bytes(self._copy, torch.device("cpu")).copy_(self.bytes)
+        return self._copy
 
     def close(self) -> None:
         """Give the arena back; tensors over it must not be used afterwards."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
         for frame in self.frames.values():
             frame.inputs.clear()
         self.frames.clear()

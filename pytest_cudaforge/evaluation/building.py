@@ -97,8 +97,11 @@ class Kitchen:
         return Product(workload, traced, self.compile(traced))
 
     def knows(self, traced: TracedPlan) -> bool:
-        """Are all units of this plan built already?"""
-        return all(unit in self._binaries for unit in languages.units_of(traced))
+        """Are all units of this plan built already? Triton's count as built whatever it specialises them on."""
+        units = languages.units_of(traced)
+        if self.candidate.language == "triton":
+            return {unit.constants for unit in units} <= {unit.constants for unit in self._binaries}
+        return all(unit in self._binaries for unit in units)
 
     def compile(self, traced: TracedPlan) -> tuple[Binary, ...]:
         """All units of a plan, several at once, and the check of every launch's arguments."""
@@ -121,6 +124,18 @@ class Kitchen:
         finally:
             self.seconds += time.perf_counter() - began
         return binaries
+
+    def compiled_with_lines(self, binary: Binary) -> Binary | None:
+        """The unit of ``binary`` once more with line numbers; None where the language or the compiler has none."""
+        if self.candidate.language != "cuda":
+            return None
+        unit = next((unit for unit, known in self._binaries.items() if known is binary), None)
+        if unit is None:
+            return None
+        try:
+            return self.builder.compile(self.candidate.language, self.source, unit, self.arch, lineinfo=True)
+        except (BuildFailure, WorkerFailure):
+            return None
 
     def _compile_unit(self, unit: Unit) -> Binary:
         key = self._key(unit)

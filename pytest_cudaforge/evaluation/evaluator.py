@@ -30,6 +30,7 @@ from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
+from pytest_cudaforge.evaluation.sanitizing import Sanitizing
 from pytest_cudaforge.evaluation.sitting import (
     Incumbent,
     Pace,
@@ -128,6 +129,7 @@ class Evaluator:
         )
         self._servers = ForkServers(SandboxSettings(isolation=settings.isolation, environment=self._threads))
         self._cache = BuildCache(settings.cache_dir / "builds")
+        self.sanitizing = Sanitizing(settings.device, self.oracle)
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
 
@@ -281,16 +283,19 @@ class Evaluator:
         timing: bool = True,
         fresh: bool = False,
         incumbent: Candidate | None = None,
+        sanitize: bool = False,
     ) -> Evaluation:
         """Build, verify and time one candidate. A failed candidate is an Evaluation; a bad situation raises.
 
-        ``fresh``: build from source in a fresh sandbox, past the build cache (the winner's final verdict).
+        ``fresh``: build from source in a fresh sandbox, past the build cache (the winner's final verdict); CUDA plans
+        then pass compute-sanitizer, too. ``sanitize``: let them pass it in any case.
         ``incumbent``: a candidate that passed before, timed in the same sitting (``Timing.vs_incumbent``): two ratios
         to baselines from two sittings compare worse than one ratio from one.
         """
         began = time.perf_counter()
         facts = self.facts(target)
         attempt = _Attempt(self, candidate, target, facts, fresh)
+        attempt.sanitize = fresh or sanitize
         if timing and incumbent is not None:
             attempt.incumbent = _Attempt(self, incumbent, target, facts, fresh=False)
         try:
@@ -416,6 +421,7 @@ class _Attempt:
         self.build: Build | None = None
         self.verification: Verification | None = None
         self.timing: Timing | None = None
+        self.sanitize = False
         self._products: tuple[Product, ...] = ()
         self._workshop: Workshop | None = None
         #: Another attempt, whose products are timed beside this one's.
@@ -464,12 +470,31 @@ class _Attempt:
                 self.verification = self._verifier(kitchen).verify(self._products)
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
+                elif self.sanitize:
+                    self._pass_sanitizer(kitchen)
             except Refusal as refusal:
                 if isinstance(kitchen, Workshop):
                     kitchen.explain(refusal)
                 raise
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
+
+    def _pass_sanitizer(self, kitchen: Kitchen) -> None:
+        """What its tools find goes into the verdict. Raises Refusal for what no honest kernel does."""
+        assert self.verification is not None
+        if self.evaluator.kind != "cuda":
+            return  # on a CPU guard pages, red zones and repeated calls are what there is
+        report = self.evaluator.sanitizing.examine(self.target, self._products, kitchen.compiled_with_lines)
+        self.verification = replace(self.verification, sanitizer=report)
+        found = report.refusal
+        if found is not None:
+            times = f", {found.count} times" if found.count > 1 else ""
+            reason = f'kernel "{found.kernel}" at {found.place}{times}' + (f": {found.detail}" if found.detail else "")
+            raise Refusal(
+                Status.REJECTED,
+                f"{report.workload}: compute-sanitizer's {found.tool}: {found.kind}, {reason}",
+                verification=self.verification,
+            )
 
     def build_for_timing(self) -> None:
         """Build what passed before. Raises Refusal."""

@@ -343,6 +343,13 @@ class OracleClient:
         """Draw every frame's inputs from its own seed; weights as constructed, everything else poisoned."""
         self.request("fill_all", bench=bench, seeds=list(seeds), poison=poison)
 
+    def snapshot(self, bench: int) -> ExportedArena:
+        """A copy of the bench's arena in host memory, as it is now."""
+        data, descriptor = self._request("snapshot", None, {"bench": bench})
+        if descriptor is None:
+            raise OracleError("the oracle sent no descriptor for its copy")
+        return ExportedArena(descriptor, data["nbytes"])
+
     def renew(self, bench: int, seeds: Sequence[int]) -> None:
         """Give all filled frames other inputs, by one seed each; outputs keep what the last call left."""
         self.request("renew", bench=bench, seeds=list(seeds))

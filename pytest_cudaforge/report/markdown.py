@@ -110,7 +110,22 @@ def _accuracy(final: Evaluation) -> str:
         for case in found.cases
     ]
     table = _table(("workload", "case", "kind", "verdict", "error ratio", "allowed"), cells)
-    return f"## Accuracy\n\n{text}\n\n{table}{_guard(found)}"
+    return f"## Accuracy\n\n{text}\n\n{table}{_guard(found)}{_sanitizer(found)}"
+
+
+def _sanitizer(found: Verification) -> str:
+    """What compute-sanitizer said of the winner, where it was asked."""
+    report = found.sanitizer
+    if report is None:
+        return ""
+    ran = f"compute-sanitizer on workload {escape(report.workload)}: {', '.join(report.tools) or 'nothing ran'}"
+    ran += " found nothing." if report.tools and not report.findings else "."
+    lines = [
+        f"- {one.tool}: {escape(f'{one.kind}, kernel {one.kernel} at {one.place}, {one.count} times; {one.detail}')}"
+        for one in report.findings
+    ]
+    lines += [f"- {escape(note)}" for note in report.notes]
+    return f"\n\n{ran}" + ("\n\n" + "\n".join(lines) if lines else "")
 
 
 def _guard(found: Verification) -> str:
