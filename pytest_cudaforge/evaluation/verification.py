@@ -58,8 +58,9 @@ _REPEATS, _IN_A_ROW = (16, 32), 4
 _REPEATS_S = 0.15
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
-#: Where a worker has the arena once more, read-only.
+#: Where a worker has the arena once more, read-only, and on which kinds of devices it gets it.
 _SEALED_SLOT = 2
+_SEALED_ON: tuple[str, ...] = ("cpu",)
 #: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
 
@@ -201,19 +202,22 @@ class Verifier:
             raise self._refusal([case])
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
-        """Once more with inputs, parameters and prepared values mapped read-only, where host code is the candidate's:
-        a kernel that writes them and puts the old bytes back shows in no comparison."""
-        if self.kitchen.device.kind != "cpu":
+        """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
+        the old bytes back shows in no comparison."""
+        if self.kitchen.device.kind not in _SEALED_ON:
             return
         trial = replace(last, name="sealed inputs", case=replace(last.case, seed=secrets.randbits(62)))
         trial = replace(trial, calls_before=0, renewed=False)
         run.seal(self.oracle.mutates(self.target, product.workload.name))
         try:
             self._findings.cases.append(run.case(product.workload.name, trial, contract=True))
-        except WorkerCrash as error:
+        except (WorkerCrash, LaunchFailure) as error:
+            if isinstance(error, LaunchFailure) and self.kitchen.device.kind == "cpu":
+                raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+            # A GPU refuses the write itself; all that has changed since the calls before is the mapping.
             reason = f"a call writes to its inputs, parameters or prepared values, and may put the old back: {error}"
             raise self._broken(product, trial, Status.REJECTED, ForgeError(reason)) from error
-        except (WorkerFailure, LaunchFailure) as error:
+        except WorkerFailure as error:
             raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
         if not self._findings.cases[-1].passed:
             raise self._refusal(self._findings.cases[-1:])
@@ -372,8 +376,11 @@ class _Run:
 
     def seal(self, written: frozenset[str]) -> None:
         """From now on the worker has all but outputs, scratch and what the reference writes read-only."""
-        # A description that was opened read-only cannot be mapped writable, nor made so later.
-        fd = os.open(f"/proc/self/fd/{self.arena.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        # A description that was opened read-only cannot be mapped writable, nor made so later; device memory has no
+        # such description, and there is none of the candidate's host code that could map it (but for a module's).
+        host = self.verifier.kitchen.device.kind == "cpu"
+        path = f"/proc/self/fd/{self.arena.fd}"
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if host else os.dup(self.arena.fd)
         try:
             self.worker.attach(_SEALED_SLOT, ExportedArena(fd, self.arena.nbytes), readonly=True)
         finally:
