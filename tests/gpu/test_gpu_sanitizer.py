@@ -1,0 +1,211 @@
+"""compute-sanitizer on a real GPU: what it refuses, what it only reports, and what honest kernels may do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.sanitizer import find_sanitizer
+from pytest_cudaforge.records import Candidate, Evaluation, SanitizerReport, Status, Target
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
+    pytest.mark.skipif(find_sanitizer(os.environ) is None, reason="compute-sanitizer is not installed"),
+]
+
+LAYERS = """
+import torch
+from pytest_cudaforge import forge_target
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 256)], allow=("kernel", "mixed", "library"))
+def doubled(x):
+    return x * 2
+"""
+
+PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("twice", grid=(16,), block=(256,), args=(x, y, x.numel()))
+    return y
+"""
+
+#: Two kernels with a scratch buffer of 64 floats between them that is longer than what is written to it.
+SCRATCH_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    half, y = empty((x.numel() + 64,), x.dtype), empty(x.shape, x.dtype)
+    launch("copy", grid=(16,), block=(256,), args=(x, half, x.numel()))
+    launch("twice", grid=(16,), block=(256,), args=(half, y, x.numel()))
+    return y
+"""
+
+LIBRARY_PLAN = """
+from pytest_cudaforge.plan import empty, launch, op
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("twice", grid=(16,), block=(256,), args=(op("aten.neg", op("aten.neg", x)), y, x.numel()))
+    return y
+"""
+
+HEAD = """
+__global__ void twice(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+"""
+PLAIN = HEAD + "  if (i < n) y[i] = 2.f * x[i];\n}\n"
+
+SHARED = (
+    HEAD
+    + """  __shared__ float part[256];
+  part[threadIdx.x] = i < n ? x[i] : 0.f;
+  __syncthreads();
+  float v = part[255 - threadIdx.x];
+  __syncthreads();
+  part[255 - threadIdx.x] = 2.f * v;
+  __syncthreads();
+  if (i < n) y[i] = part[threadIdx.x];
+}
+"""
+)
+
+WARP = (
+    HEAD
+    + """  __shared__ float part[8][32];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  part[warp][lane] = i < n ? x[i] : 0.f;
+  __syncwarp();
+  float v = part[warp][31 - lane];
+  v = __shfl_sync(~0u, v, 31 - lane);
+  if (i < n) y[i] = 2.f * v;
+}
+"""
+)
+
+#: An arrive and wait of all threads on an mbarrier, where __syncthreads would do.
+BARRIER = (
+    HEAD
+    + """  __shared__ unsigned long long barrier;
+  __shared__ float part[256];
+  unsigned place = (unsigned)__cvta_generic_to_shared(&barrier);
+  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 256;" ::"r"(place) : "memory");
+  __syncthreads();
+  part[threadIdx.x] = i < n ? x[i] : 0.f;
+  asm volatile("{ .reg .b64 t; .reg .pred p; mbarrier.arrive.shared.b64 t,[%0];"
+               "W: mbarrier.test_wait.shared.b64 p,[%0],t; @!p bra W; }" ::"r"(place) : "memory");
+  float v = part[255 - threadIdx.x];
+  __syncthreads();
+  part[255 - threadIdx.x] = v;
+  __syncthreads();
+  if (i < n) y[i] = 2.f * part[threadIdx.x];
+}
+"""
+)
+
+HONEST = {"plain": PLAIN, "shared memory": SHARED, "one warp": WARP, "mbarrier": BARRIER}
+
+#: Reads one element behind its input: the value is of no consequence, the read is.
+OVERRUN = HEAD + "  float v = *(volatile const float*)(x + i + 1);\n  if (i < n) y[i] = 2.f * x[i] + (v == 3e38f);\n}\n"
+
+#: All warps write one place of shared memory and look at it: the answer does not depend on who won.
+RACE = (
+    HEAD
+    + """  __shared__ volatile float last;
+  last = x[i];
+  float v = last;
+  if (i < n) y[i] = 2.f * x[i] + (v == 3e38f);
+}
+"""
+)
+
+#: Looks at what lay in its output before it writes there.
+UNWRITTEN = HEAD + "  float v = ((volatile float*)y)[i];\n  if (i < n) y[i] = 2.f * x[i] + (v == 3e38f);\n}\n"
+
+COPY = "__global__ void copy(const float* x, float* y, int n) { int i = blockIdx.x * 256 + threadIdx.x; y[i] = x[i]; }"
+#: The last block reads the padding, which nobody has written, and masks it.
+PADDING = COPY + HEAD + "  float v = ((volatile const float*)x)[i + 64];\n  y[i] = 2.f * x[i] + (v == 3e38f);\n}\n"
+
+HOSTILE = {
+    "memcheck": (OVERRUN, "kernel.cu:4"),
+    "racecheck": (RACE, "kernel.cu"),
+    "initcheck": (UNWRITTEN, "kernel.cu:4"),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    root: Path = tmp_path_factory.mktemp("sanitized")
+    (root / "layers.py").write_text(LAYERS)
+    return discover([root / "layers.py"], root).targets[0]
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    place = tmp_path_factory.mktemp("cache")
+    with Evaluator(EvaluatorSettings(device="cuda:0", cache_dir=place, lock_dir=place)) as found:
+        yield found
+
+
+def judged(evaluator: Evaluator, target: Target, kernel: str, plan: str = PLAN) -> tuple[Evaluation, SanitizerReport]:
+    began = time.monotonic()
+    candidate = Candidate.of("cuda", {"kernel.cu": kernel, "plan.py": plan})
+    verdict = evaluator.evaluate(candidate, target, timing=False, sanitize=True)
+    assert verdict.verification is not None, verdict.reason
+    report = verdict.verification.sanitizer
+    assert report is not None, verdict.reason
+    seconds = time.monotonic() - began
+    print(f"{verdict.status.value}: {verdict.reason}; {report}; {seconds:.1f} s in all")
+    return verdict, report
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_kernels_pass_every_tool(evaluator: Evaluator, target: Target, name: str) -> None:
+    verdict, report = judged(evaluator, target, HONEST[name])
+    assert verdict.passed, verdict.reason
+    assert not [finding for finding in report.findings if finding.refuses]
+    assert set(report.tools) == {"memcheck", "initcheck"} | (set() if name == "plain" else {"racecheck"}), report
+    assert report.seconds < 30
+
+
+@pytest.mark.parametrize("tool", HOSTILE)
+def test_what_passes_by_luck_is_refused(evaluator: Evaluator, target: Target, tool: str) -> None:
+    kernel, place = HOSTILE[tool]
+    verdict, report = judged(evaluator, target, kernel)
+    assert verdict.status is Status.REJECTED, verdict.reason
+    assert report.refusal is not None and report.refusal.tool == tool, report
+    assert report.refusal.kernel == "twice" and place in report.refusal.place
+    assert tool in verdict.reason and place in verdict.reason
+
+
+def test_masked_padding_is_only_reported(evaluator: Evaluator, target: Target) -> None:
+    verdict, report = judged(evaluator, target, PADDING, SCRATCH_PLAN)
+    assert verdict.passed, verdict.reason
+    assert [finding.tool for finding in report.findings] == ["initcheck"], report
+    assert report.findings[0].detail.startswith("scratch")
+
+
+def test_library_calls_are_filled_in(evaluator: Evaluator, target: Target) -> None:
+    verdict, report = judged(evaluator, target, PLAIN, LIBRARY_PLAN)
+    assert verdict.passed, verdict.reason
+    assert set(report.tools) == {"memcheck", "initcheck"} and not report.findings, report
+
+
+def test_the_winners_verdict_has_it_unasked(evaluator: Evaluator, target: Target) -> None:
+    candidate = Candidate.of("cuda", {"kernel.cu": PLAIN, "plan.py": PLAN})
+    rounds = evaluator.evaluate(candidate, target, timing=False)
+    assert rounds.verification is not None and rounds.verification.sanitizer is None
+    began = time.monotonic()
+    final = evaluator.evaluate(candidate, target, timing=False, fresh=True)
+    assert final.verification is not None and final.verification.sanitizer is not None
+    print(f"a fresh verdict without timing: {time.monotonic() - began:.2f} s, {final.verification.sanitizer}")
