@@ -30,7 +30,7 @@ from pytest_cudaforge.errors import (
     WorkerProtocol,
 )
 from pytest_cudaforge.evaluation import extensions
-from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, driver_of
+from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
 from pytest_cudaforge.evaluation.channel import Channel, Reply, ReplyCaps, Request
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import CallProfile
@@ -317,6 +317,7 @@ class _Service:
         else:
             torch.cuda.set_device(self.device)
             self._driver = driver_of(self.device.index or 0)
+            self._wait = self._driver.cuCtxSynchronize
         # For good, since this process runs nothing else: a context that nobody holds would end at once.
         self._precision = precision_flags(self._recipe.precision)
         self._precision.__enter__()
@@ -554,8 +555,9 @@ class _Service:
         return None
 
     def _synchronize(self) -> None:
+        # By the driver, and not by torch.cuda.synchronize: the candidate may have replaced that.
         if self.device.type == "cuda":
-            self._torch.cuda.synchronize(self.device)
+            checked(self._wait(), "running forward")
 
     def _profile(self, bindings: Sequence[Sequence[int]], calls: int) -> str:
         bound = self._bind(bindings)
