@@ -9,7 +9,8 @@ rounding the task involves; the candidate may be ``kappa`` times as far away, ne
    a global norm; honest rows may be many times worse than the same row of the reference);
 3. a slice that lost its leading digit while the reference kept four is destroyed, whatever the other slices' scale;
 4. ``|mean(c-o)|`` stays within what rounding allows; for half types the mean errors of elements of one size do, too
-   (another formula, or a cut instead of a rounding, errs to one side there; roundings do not);
+   (another formula, or a cut instead of a rounding, errs to one side there; roundings do not), and so does the slope
+   of ``c`` over ``o`` (a factor that is slightly off drowns in the roundings of single elements);
 5. the user's ``atol``/``rtol`` is an outer bound;
 6. NaN, +Inf and -Inf stand where the reference has them; integers and booleans are bitwise equal.
 
@@ -25,7 +26,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge.records import Mismatch
 
@@ -78,6 +79,10 @@ POINTWISE_ROUNDINGS = 0.75
 SYSTEMATIC = 0.35
 SYSTEMATIC_CHANCE = 4.0
 SYSTEMATIC_GROUPS, SYSTEMATIC_SAMPLE, SYSTEMATIC_LEAST = 16, 16384, 1024
+#: Half types: what the slope of c over o may differ from 1 by, in unit roundoffs, and in standard deviations beyond
+#: that; where a few sums decide all elements, the rounding of one of them is a factor, too.
+GAIN, GAIN_OF_FEW, GAIN_CHANCE = 0.2, 1.0, 4.0
+GAIN_LEAST, GAIN_SAMPLE, GAIN_SUMS = 64, 1 << 17, 8
 SLICE = 256  # elements per slice where an output has a single row
 DESTROYED = 0.1  # relative rms error of a slice without its leading digit
 DESTROYED_RATIO = 1000.0  # ... while the reference's own error in that slice is this much smaller
@@ -241,6 +246,8 @@ def _judge_floating(
     )
     if not found:
         found.extend(_judge_systematic(path, c, r, o, shape, rule, limits, error, ratio, kappa))
+    if not found:
+        found.extend(_judge_gain(path, candidate, reference, oracle, rule, limits, ratio, kappa))
     found.extend(_judge_user_bound(path, c, r, o, shape, rule))
     return Judgement(ratio, kappa, tuple(found), rule.partial or exact)
 
@@ -475,6 +482,64 @@ def _systematic(c: Tensor, r: Tensor, o: Tensor) -> tuple[float, float, float, i
     means = torch.stack([group.mean(0) for group in errors.tensor_split(SYSTEMATIC_GROUPS)])
     of_c, of_r = means.square().mean(0).sqrt().tolist()
     return of_c, of_r, float(os.square().mean().sqrt()), len(os)
+
+
+def _judge_gain(
+    path: str, c: Tensor, r: Tensor, o: Tensor, rule: Rule, limits: Tolerance, ratio: float, kappa: float
+) -> list[Mismatch]:
+    """Half types only: is the candidate the oracle times one, up to what its roundings leave by chance?
+
+    Roundings may be shared along any dimension (a row's scale, a channel's weight), so the chance is that of the
+    dimension whose entries differ most.
+    """
+    if limits.unit_roundoff < 1e-6 or c.numel() < GAIN_LEAST:
+        return []
+    step = [slice(None, None, step) for step in _thinned(tuple(c.shape), GAIN_SAMPLE)]
+    cs, rs, os = (t[tuple(step)].double() for t in (c, r, o))
+    seen = cs.isfinite() & rs.isfinite() & (os.abs() <= float(_finfo(c).max))
+    cs, rs, os = (t.where(seen, t.new_zeros(())) for t in (cs, rs, os))
+    total = float(os.square().sum())
+    if not total:
+        return []
+    gain, allowed = (float(((t - os) * os).sum()) / total for t in (cs, rs))
+    few = rule.reduction > 1 and max(c.shape[:-1], default=1) < GAIN_SUMS
+    bound = max(limits.kappa * abs(allowed), (GAIN_OF_FEW if few else GAIN) * limits.unit_roundoff)
+    bound += GAIN_CHANCE * _gain_chance(cs, os, gain, total)
+    if abs(gain) <= bound:
+        return []
+    detail = (
+        f"it is {1 + gain:.6f} times what it should be, all elements together; rounding allows {bound:.2g} more or less"
+    )
+    return [Mismatch(path, "bias", detail, error_ratio=ratio, bound=kappa, got=abs(gain), expected=bound)]
+
+
+def _gain_chance(c: Tensor, o: Tensor, gain: float, total: float) -> float:
+    """Standard deviation of the slope, from how entries of one dimension differ: the largest over all dimensions."""
+    left = (c - o - gain * o) * o
+    found = 0.0
+    for dim, size in enumerate(left.shape):
+        if size > 1:
+            others = [d for d in range(left.dim()) if d != dim]
+            parts = left.sum(others) if others else left
+            # A few entries may agree by chance.
+            room = (1.0 + 6.0 / (size - 1)) * math.sqrt(size / (size - 1))
+            found = max(found, room * float(parts.square().sum().sqrt()) / total)
+    return found
+
+
+def _thinned(shape: tuple[int, ...], most: int) -> list[int]:
+    """A step per dimension, the longest ones first, that leaves at most about so many elements; never all even."""
+    steps = [1] * len(shape)
+    while math.prod(-(-size // step) for size, step in zip(shape, steps, strict=True)) > most:
+        longest = max(range(len(shape)), key=lambda d: shape[d] / steps[d])
+        steps[longest] = 2 * steps[longest] + 1
+    return steps
+
+
+def _finfo(tensor: Tensor) -> Any:
+    import torch
+
+    return torch.finfo(tensor.dtype)
 
 
 def _judge_user_bound(path: str, c: Tensor, r: Tensor, o: Tensor, shape: tuple[int, ...], rule: Rule) -> list[Mismatch]:

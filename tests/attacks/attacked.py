@@ -32,6 +32,11 @@ def holes(x):
     return torch.where(x > 0, x, float("nan"))
 
 
+@forge_target(inputs=lambda: [torch.randn(20, 32, dtype=torch.bfloat16)], precision="bf16")
+def halves(x):
+    return torch.nn.functional.silu(x)
+
+
 @forge_target(inputs=lambda: [torch.randn(64)], distributions="drawn")
 def energy(x):
     return (x * x).sum()
@@ -86,6 +91,11 @@ _KERNELS = {
         "for (long long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : NAN;",
         "(x, y, x.numel())",
     ),
+    "halves": (
+        "const unsigned short* x, unsigned short* y, long long n",
+        "for (long long i = 0; i < n; ++i) { float v = wide(x[i]); y[i] = narrow(v / (1 + std::exp(-v))); }",
+        "(x, y, x.numel())",
+    ),
     "energy": (
         "const float* x, float* y, long long n",
         "double s = 0; for (long long i = 0; i < n; ++i) s += (double)x[i] * x[i]; *y = (float)s;",
@@ -107,6 +117,10 @@ static void softmax_rows(const float* x, float* y, long long rows, long long col
     for (long long c = 0; c < cols; ++c) q[c] = (float)(q[c] / sum);
   }
 }
+"""
+_HALVES = """
+static float wide(unsigned short half) { unsigned u = (unsigned)half << 16; float v; memcpy(&v, &u, 4); return v; }
+static unsigned short narrow(float v) { unsigned u; memcpy(&u, &v, 4); return (u + 0x7fff + (u >> 16 & 1)) >> 16; }
 """
 _PLAN = """from pytest_cudaforge.plan import empty, launch
 
@@ -132,8 +146,8 @@ def find(root: Path, name: str) -> Target:
 def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan: str = "") -> Candidate:
     """A cpp candidate for ``target``. ``HONEST`` in ``body`` stands for the honest loop; ``before`` goes before it."""
     parameters, honest, passed = _KERNELS[target]
-    softmax = _SOFTMAX if target == "softmax" else ""
-    source = f"{_INCLUDES}{softmax}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
+    given = {"softmax": _SOFTMAX, "halves": _HALVES}.get(target, "")
+    source = f"{_INCLUDES}{given}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
     text = plan or _PLAN.format(
         arguments="module, " if "module" in passed else "",
         shape="()" if target == "energy" else "x.shape",

@@ -115,6 +115,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "mutation": _no_mutation,
     "sealed": _no_seal,
     "redzone": _without("redzone"),
+    "bias": _without("bias"),
     "unstable": _without("unstable"),
     "comparison": _without("values", "slice", "bias", "nonfinite"),
     "nonfinite": _without("nonfinite"),

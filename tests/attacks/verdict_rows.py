@@ -282,6 +282,18 @@ ROWS = (
         hostile(body="unsigned u; memcpy(&u, y + 7, 4); HONEST"),
         words="over old outputs",
     ),
+    Row(
+        "2: half types: a factor that is slightly off does not drown in the roundings of single elements",
+        "multiply by 1.002 where a rounding takes twice as much",
+        "bias",
+        hostile(
+            "halves",
+            body="for (long long i = 0; i < n; ++i) { float v = wide(x[i]); y[i] = narrow(1.002f * v / (1 + std::exp(-v))); }",
+        ),
+        hostile("halves"),
+        target="halves",
+        words="times what it should be",
+    ),
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",

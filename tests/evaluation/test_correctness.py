@@ -340,3 +340,30 @@ def test_every_plan_dtype_that_floats_has_a_tolerance() -> None:
     from pytest_cudaforge.plan import DTYPE_BYTES
 
     assert set(TOLERANCES) == {name for name in DTYPE_BYTES if "float" in name or "complex" in name}
+
+
+def _half_product(gain: float, dtype: torch.dtype, seed: int) -> Judgement:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(shape, generator=generator).to(dtype).double() for shape in ((23, 512), (512, 31)))
+    oracle = a @ b
+    return _judge((gain * oracle).to(dtype), oracle.to(dtype), oracle, reduction=512)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_factor_slightly_off_shows_in_few_half_precision_elements(dtype: torch.dtype) -> None:
+    off = TOLERANCES[str(dtype).removeprefix("torch.")].unit_roundoff
+    for seed in range(20):
+        assert not _half_product(1.0, dtype, seed).mismatches
+        assert not _half_product(1.0 + off / 10, dtype, seed).mismatches
+        assert [m.kind for m in _half_product(1.0 + off, dtype, seed).mismatches] == ["bias"]
+        assert [m.kind for m in _half_product(1.0 - off, dtype, seed).mismatches] == ["bias"]
+
+
+def test_roundings_that_a_row_shares_are_no_factor() -> None:
+    """A scale that is rounded once for every row is off by one rounding there, either way."""
+    for seed in range(20):
+        x = torch.randn(48, 96, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        scale = torch.rsqrt(x.double().square().mean(1, keepdim=True))
+        oracle = x.double() * scale
+        candidate = (x.float() * scale.bfloat16().float()).bfloat16()
+        assert not _judge(candidate, oracle.bfloat16(), oracle, reduction=96).mismatches
