@@ -145,7 +145,10 @@ Constants = tuple[tuple[str, int | float], ...]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. ``kernel`` is a C++ expression; for cpp, grid and block stay (1, 1, 1)."""
+    """One kernel launch. ``kernel`` is a C++ expression; for cpp, grid and block stay (1, 1, 1).
+
+    For triton it names an instance (``languages.instances``), and block, shared memory and cluster come from Triton.
+    """
 
     kernel: str
     args: tuple[Argument, ...]
@@ -337,6 +340,8 @@ MAX_TEXT = 16_384
 #: No comment signs: the expression stands inside a line of generated source.
 KERNEL_PATTERN = re.compile(r"(?!.*(?://|/\*|\*/))[A-Za-z_:][A-Za-z0-9_:<>,*&()+\-./%=!|~ ]{0,999}")
 CONSTANT_PATTERN = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+#: Of any language: macros are upper case (the trace sees to it), Triton's constexpr parameters have any name.
+_ANY_CONSTANT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 OP_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}((\.|::)[A-Za-z_][A-Za-z0-9_]{0,63}){0,2}")
 
 
@@ -571,7 +576,7 @@ def _decode_launch(data: Any, where: str, reader: _TreeReader) -> Launch:
     for i, arg in enumerate(args):
         if not (arg is None or isinstance(arg, (View, int, float))):
             raise PlanError(f"{where}.args[{i}] is a {type(arg).__name__}", expected="a view, a number or null")
-    constants = tuple(_pairs(record["constants"], f"{where}.constants", reader, CONSTANT_PATTERN))
+    constants = tuple(_pairs(record["constants"], f"{where}.constants", reader, _ANY_CONSTANT))
     for name, value in constants:
         if type(value) not in (int, float):
             raise PlanError(f"{where}.constants.{name} is a {type(value).__name__}", expected="a number")
@@ -697,8 +702,16 @@ def launch(
     constants: Any = None,
     cluster: Any = None,
     cooperative: bool = False,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    num_ctas: int = 1,
+    maxnreg: int = 0,
 ) -> None:
-    """In plan.py: launch ``kernel`` (a C++ expression such as ``"norm<float, 4>"``) with ``args``."""
+    """In plan.py: launch ``kernel`` (a C++ expression such as ``"norm<float, 4>"``) with ``args``.
+
+    Of a Triton kernel: the name of a ``@triton.jit`` function; ``args`` are its parameters in order but for the
+    ``tl.constexpr`` ones, which come from ``constants`` by name. ``num_warps`` and what follows are Triton's only.
+    """
     _only_in_a_plan("launch")
 
 

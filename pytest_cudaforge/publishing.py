@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge import durable
 from pytest_cudaforge.errors import ConfigError, PublishError
+from pytest_cudaforge.languages import DEVICE_LANGUAGES
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
 from pytest_cudaforge.report import markdown
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
@@ -90,7 +91,7 @@ def _winner(trace: Trace) -> tuple[Candidate, Evaluation]:
 def refusal(final: Evaluation) -> str:
     """Why this verdict may not be published, "" where it may."""
     # Native candidate code with our own rights could have written its own verdict.
-    grade, native = final.isolation.grade, final.language != "cuda"
+    grade, native = final.isolation.grade, final.language not in DEVICE_LANGUAGES
     if grade == "F" or (native and grade == "C"):
         return f"a verdict of isolation grade {grade} is not published"
     return ""
@@ -101,7 +102,7 @@ def _refuse_unisolated(final: Evaluation) -> None:
     if reason:
         raise PublishError(
             f"{final.target}: {reason}",
-            expected="grade A or B (cuda launch plans: C as well)",
+            expected="grade A or B (cuda and triton launch plans: C as well)",
             remedy=final.isolation.remedy or "run on a machine that allows user namespaces; see cudaforge doctor",
         )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pytest_cudaforge.plan import TensorSpec
 
-Language = Literal["cuda", "cpp", "module"]
+Language = Literal["cuda", "triton", "cpp", "module"]
 Kind = Literal["class", "function", "kernelbench"]
 
 

@@ -30,6 +30,7 @@ from pytest_cudaforge.config import ForgeConfig
 from pytest_cudaforge.errors import ConfigError, ForgeError
 from pytest_cudaforge.events import ForgeEvent, Observer, Silent
 from pytest_cudaforge.exchange import Price, StopSignal
+from pytest_cudaforge.languages import DEVICE_LANGUAGES, LANGUAGES
 from pytest_cudaforge.loop import Evaluates, ForgeContext, forge
 from pytest_cudaforge.publishing import Commit, Published, check_branch, commit_branch, publish, refusal
 from pytest_cudaforge.records import DeviceFacts, Target, Trace
@@ -111,11 +112,12 @@ def languages_for(config: ForgeConfig, device: DeviceFacts) -> tuple[str, ...]:
     native = "cuda" if device.kind == "cuda" else "cpp"
     if config.languages is None:
         return (native,)
-    chosen = tuple(name for name in config.languages if name == native or name not in ("cpp", "cuda"))
+    fitting = DEVICE_LANGUAGES if device.kind == "cuda" else ("cpp",)
+    chosen = tuple(name for name in config.languages if name in fitting or name not in LANGUAGES)
     if not chosen:
         raise ConfigError(
             f"languages: {', '.join(config.languages)} cannot run on {device.name}",
-            expected=native,
+            expected=" or ".join(fitting),
             remedy="choose another device with --forge-device, or change languages",
         )
     return chosen

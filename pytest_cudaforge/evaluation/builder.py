@@ -23,6 +23,10 @@ from pytest_cudaforge.runtime.signature import Signature
 
 __all__ = ["Builder", "serve"]
 
+#: The fork server with the compiler in memory.
+_KINDS = {"cuda": "cuda", "triton": "triton"}
+#: Languages whose compiler runs the candidate's own code: it can end its process, or answer, in our name.
+_RUNS_CANDIDATES = ("triton",)
 _TRACE, _COMPILE, _EXTENSION = 1, 2, 3
 _OK, _REFUSED, _BROKEN, _FAULTED = range(4)
 #: Exit status of a child that ended by a traceback of our own code (see the fork server's outermost frame).
@@ -72,7 +76,8 @@ class Builder:
             "arch": arch,
             "lineinfo": lineinfo,
         }
-        reply = self._ask("cuda" if language == "cuda" else "plain", _COMPILE, payload, "compiling", timeout_s)
+        kind, honest = _KINDS.get(language, "plain"), language not in _RUNS_CANDIDATES
+        reply = self._ask(kind, _COMPILE, payload, "compiling", timeout_s, honest=honest)
         try:
             binary = languages.binary_from_bytes(reply.blob)
         except ValueError as error:
@@ -92,24 +97,27 @@ class Builder:
             raise WorkerProtocol(f"the builder's library is malformed: {error}", phase="building") from None
         return binary
 
-    def _ask(self, kind: str, operation: int, payload: Any, phase: str, timeout_s: float) -> Reply:
+    def _ask(
+        self, kind: str, operation: int, payload: Any, phase: str, timeout_s: float, *, honest: bool = True
+    ) -> Reply:
+        """``honest``: no code of the candidate's runs in the child, so a fault there is ours."""
         child = self._spawn(kind)
         try:
             reply = child.ask(operation, payload, phase=phase, caps=BUILDER_CAPS, timeout_s=timeout_s)
         except WorkerCrash as crash:
-            if crash.status == _OWN_FAULT:
+            if crash.status == _OWN_FAULT and honest:
                 raise _own_fault(phase, crash.what) from crash
             raise
         finally:
             child.close()
         if reply.status != _OK:
-            raise _error_of(reply, phase)
+            raise _error_of(reply, phase, honest)
         return reply
 
 
-def _error_of(reply: Reply, phase: str) -> ForgeError:
+def _error_of(reply: Reply, phase: str, honest: bool = True) -> ForgeError:
     """The error a builder reported, rebuilt field by field."""
-    if reply.status == _FAULTED:
+    if reply.status == _FAULTED and honest:
         return _own_fault(phase, _printable(reply.text[-4000:]))
     try:
         data = json.loads(reply.text)
@@ -117,7 +125,9 @@ def _error_of(reply: Reply, phase: str) -> ForgeError:
         data = None
     name = data.get("error") if isinstance(data, dict) else None
     if reply.status != _REFUSED or name not in _ERRORS:
-        return WorkerProtocol(f"the builder failed: {reply.text[-2000:]}", phase=phase)
+        return WorkerProtocol(f"the builder failed: {_printable(reply.text[-2000:])}", phase=phase)
+    if not honest and name != "BuildFailure":
+        return WorkerProtocol(f"the builder says {_printable(data.get('what'))}", phase=phase)
     text = {field: _printable(data.get(field)) for field in ("what", "expected", "remedy", "log")}
     kind = getattr(errors, name)
     fields: dict[str, Any] = {"expected": text["expected"], "remedy": text["remedy"]}

@@ -47,7 +47,7 @@ from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.hardware import roofline
-from pytest_cudaforge.languages import Binary, Unit, extension
+from pytest_cudaforge.languages import DEVICE_LANGUAGES, LANGUAGES, Binary, Unit, extension
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.extension import ExtensionRequest
 from pytest_cudaforge.lease import DeviceLease
@@ -538,11 +538,11 @@ class _Attempt:
 
     def _require_language(self) -> None:
         language = self.candidate.language
-        wanted = "cuda" if self.evaluator.kind == "cuda" else "cpp"
-        if language in ("cpp", "cuda") and language != wanted:
+        fitting = DEVICE_LANGUAGES if self.evaluator.kind == "cuda" else ("cpp",)
+        if language in LANGUAGES and language not in fitting:
             raise ConfigError(
                 f"a {language} candidate cannot run on {self.evaluator.settings.device}",
-                expected=f"a {wanted} candidate",
+                expected=f"a {' or '.join(fitting)} candidate",
                 remedy=f"pass --device {'cpu' if language == 'cpp' else 'cuda'}",
             )
 

@@ -56,6 +56,7 @@ _CUDA = (
     "pytest_cudaforge.languages.cuda",
     "pytest_cudaforge.runtime.replay_cuda",
 )
+_TRITON = "pytest_cudaforge.languages.triton"
 _LIBRARY = "pytest_cudaforge.runtime.library"
 _MODULE = (
     "pytest_cudaforge.evaluation.module_worker",
@@ -71,6 +72,7 @@ PRELOADS: dict[str, tuple[str, ...]] = {
     "cuda": (*_PLAIN, *_CUDA),
     "torch": (*_PLAIN, "torch", _LIBRARY, *_MODULE, *_CUDA),
     "shapes": (*_PLAIN, "torch", _LIBRARY),
+    "triton": (*_PLAIN, "triton.compiler", _TRITON),
 }
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -102,6 +104,8 @@ def _preload(kind: str) -> None:
                 importlib.import_module(name)
         except ImportError:
             continue
+    if kind == "triton" and "triton" in sys.modules:
+        sys.modules[_TRITON].warm_up()
     if kind == "shapes" and "torch" in sys.modules:
         sys.modules[_LIBRARY].warm_up()
 

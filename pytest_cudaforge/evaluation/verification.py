@@ -277,6 +277,9 @@ class Verifier:
 
     def _probe_misaligned(self, product: Product, worker: Worker) -> None:
         """The last thing the contract's worker does: a misaligned access may well end it."""
+        if any(binary.language == "triton" for binary in product.binaries):
+            self._narrow("Triton's kernels are compiled for 16-byte aligned tensors", aligned=True)
+            return
         specs = [spec for _, spec in product.workload.inputs if isinstance(spec, TensorSpec)]
         if not specs:
             return

@@ -24,6 +24,7 @@ from pytest_cudaforge.evaluation.sandbox import Abilities, ChildSpec, Isolation,
 from pytest_cudaforge.evaluation.seccomp import Role
 from pytest_cudaforge.evaluation.view import package_paths, readable_paths
 from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.languages import DEVICE_LANGUAGES
 
 __all__ = ["ForkServers"]
 
@@ -127,7 +128,9 @@ def _start_process(kind: str, theirs: socket.socket, stderr: int, settings: Sand
 
 
 class ForkServers:
-    """Starts and keeps one fork server per kind ("plain", "cuda", "torch", "shapes"), each on first use. Thread-safe.
+    """Starts and keeps one fork server per kind ("plain", "cuda", "torch", "shapes", "triton"), each on first use.
+
+    Thread-safe.
 
     A context manager; ``close`` ends every child and server. Should the supervisor die, all of them end with it.
     """
@@ -147,7 +150,7 @@ class ForkServers:
     def isolation(self, language: str) -> Isolation:
         """Grade, reasons and remedy of what a worker for ``language`` gets on this machine."""
         abilities = self._server("plain").abilities
-        return sandbox.grade(abilities, self.settings, host_code=language not in ("cuda", "triton"))
+        return sandbox.grade(abilities, self.settings, host_code=language not in DEVICE_LANGUAGES)
 
     def builder(self) -> Builder:
         """The handle to builders; each of its calls runs in a fresh process."""
@@ -160,7 +163,7 @@ class ForkServers:
         ``isolation="none"``.
         """
         self._require_isolation(language)
-        cuda = language == "cuda"
+        cuda = language in DEVICE_LANGUAGES
         kind = "torch" if library_calls else ("cuda" if cuda else "plain")
         return Worker(self._spawn(kind, "worker", cuda, limits or self.settings.limits))
 
@@ -174,7 +177,7 @@ class ForkServers:
 
     def _require_isolation(self, language: str) -> None:
         found = self.isolation(language)
-        if found.grade == "C" and self.settings.isolation != "none" and language != "cuda":
+        if found.grade == "C" and self.settings.isolation != "none" and language not in DEVICE_LANGUAGES:
             raise SandboxError(
                 "native candidate code needs isolation of grade B: " + "; ".join(found.reasons),
                 expected="namespaces or an own user id, seccomp, and Landlock or mounts",
@@ -183,8 +186,9 @@ class ForkServers:
 
     def _spawn_builder(self, kind: str) -> Child:
         limits = self.settings.limits
-        # torch alone maps many gigabytes; a compiler that wants more than this is being bombed.
-        most = limits.memory_bytes if kind == "shapes" else min(limits.memory_bytes, _COMPILER_MEMORY_BYTES)
+        # torch alone maps many gigabytes, and a kernel.py may import it; a compiler that wants more than this is being
+        # bombed.
+        most = limits.memory_bytes if kind in ("shapes", "triton") else min(limits.memory_bytes, _COMPILER_MEMORY_BYTES)
         return self._spawn(kind, "builder", False, dataclasses.replace(limits, memory_bytes=most))
 
     def _spawn(self, kind: str, role: Role, cuda: bool, limits: Limits, compilers: bool = False) -> Child:

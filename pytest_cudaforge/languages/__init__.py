@@ -21,6 +21,7 @@ from pytest_cudaforge.languages.binary import (
 from pytest_cudaforge.languages.parameters import check_arguments
 
 __all__ = [
+    "DEVICE_LANGUAGES",
     "LANGUAGES",
     "Binary",
     "KernelInfo",
@@ -64,7 +65,10 @@ class Language(Protocol):
 LANGUAGES = {
     "cpp": "pytest_cudaforge.languages.cpp:CppLanguage",
     "cuda": "pytest_cudaforge.languages.cuda:CudaLanguage",
+    "triton": "pytest_cudaforge.languages.triton:TritonLanguage",
 }
+#: Those whose candidates are device code alone, launched by the replay on a CUDA device.
+DEVICE_LANGUAGES = ("cuda", "triton")
 
 
 def load(name: str) -> Language:

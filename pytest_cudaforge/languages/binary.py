@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cudaforge.plan import Constants, Launch, TracedPlan
@@ -33,22 +33,48 @@ class Unit:
     kernels: tuple[str, ...]
 
 
+#: The type of a parameter that became part of the code (Triton: 1 and None): its argument is not passed.
+FOLDED = "constexpr"
+
+
+@dataclass(frozen=True)
+class CompiledLaunch:
+    """What the compiler, not the plan, decides about a kernel's launches (Triton).
+
+    ``threads`` of a block, ``shared_bytes`` of dynamic shared memory, ``cluster_blocks`` for each block of the plan's
+    grid, ``scratch_pointers`` after the arguments, which stay null. The kernel's own cubin is ``code_bytes`` of the
+    binary's code from ``code_start``.
+    """
+
+    threads: int
+    shared_bytes: int
+    cluster_blocks: int
+    scratch_pointers: int
+    code_start: int
+    code_bytes: int
+
+
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of a binary: the plan's C++ ``expression``, the ``symbol`` to load, and its parameters' exact types.
+    """One kernel of a binary: the plan's ``expression``, the ``symbol`` to load, and its parameters' exact types.
 
-    ``params`` are canonical type names, no top-level const: ``"const float*"``, ``"long long"``, ``"__half*"``.
+    ``params`` are canonical type names, no top-level const: ``"const float*"``, ``"long long"``, ``"__half*"``; or
+    :data:`FOLDED`.
     """
 
     expression: str
     symbol: str
     params: tuple[str, ...]
     resources: KernelResources
+    compiled: CompiledLaunch | None = None
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled unit: ``code`` is a shared object (cpp) or a cubin (cuda); ``log`` holds warnings about the source."""
+    """A compiled unit: ``code`` is a shared object (cpp), a cubin (cuda) or one cubin after the other (triton).
+
+    ``log`` holds warnings about the source.
+    """
 
     language: str
     arch: str
@@ -68,6 +94,35 @@ class Binary:
 def launches_of(traced: TracedPlan) -> tuple[Launch, ...]:
     """Every launch of the main plan, then of ``prepare``."""
     return traced.main.launches + (traced.prepare.launches if traced.prepare else ())
+
+
+def passed(kernel: KernelInfo) -> tuple[str, ...]:
+    """The types of everything a launch of this kernel passes."""
+    hidden = kernel.compiled.scratch_pointers if kernel.compiled else 0
+    return (*(param for param in kernel.params if param != FOLDED), *["void*"] * hidden)
+
+
+def settled(launch: Launch, kernel: KernelInfo) -> tuple[Launch, tuple[str, ...]]:
+    """The launch as the device gets it, and the types of its arguments, once the kernel is known.
+
+    For a kernel that is launched as the plan says (cuda, cpp) they are the plan's own.
+    """
+    compiled = kernel.compiled
+    if compiled is None:
+        return launch, kernel.params
+    pairs = zip(launch.args, kernel.params, strict=True)
+    kept = [argument for argument, param in pairs if param != FOLDED]
+    x, y, z = launch.grid
+    blocks = compiled.cluster_blocks
+    changed = replace(
+        launch,
+        args=(*kept, *[None] * compiled.scratch_pointers),
+        grid=(x * blocks, y, z),
+        block=(compiled.threads, 1, 1),
+        shared_bytes=compiled.shared_bytes,
+        cluster=(blocks, 1, 1) if blocks > 1 else None,
+    )
+    return changed, passed(kernel)
 
 
 def units_of(traced: TracedPlan) -> tuple[Unit, ...]:
@@ -121,18 +176,29 @@ def _binary_from_header(header: Any, code: bytes) -> Binary:
         arch=arch,
         constants=constants_from_json(header["constants"]),
         code=code,
-        kernels=tuple(_kernel_from_json(kernel) for kernel in kernels),
+        kernels=tuple(_kernel_from_json(kernel, len(code)) for kernel in kernels),
         log=log,
     )
 
 
-def _kernel_from_json(data: Any) -> KernelInfo:
+def _kernel_from_json(data: Any, code_bytes: int) -> KernelInfo:
     kernel: KernelInfo = from_json(KernelInfo, data)
     if len(kernel.params) > MAX_PARAMS:
         raise ValueError(f"a kernel with {len(kernel.params)} parameters is over the limit of {MAX_PARAMS}")
     for text in (kernel.expression, kernel.symbol, *kernel.params):
         _text(text, MAX_TEXT_CHARS)
+    if kernel.compiled is not None:
+        _check_compiled(kernel.compiled, code_bytes)
     return kernel
+
+
+def _check_compiled(compiled: CompiledLaunch, code_bytes: int) -> None:
+    """Small numbers only, and a part of the code; whether a device takes them is asked where they are launched."""
+    sane = 1 <= compiled.threads <= 1024 and 1 <= compiled.cluster_blocks <= 16
+    sane = sane and 0 <= compiled.scratch_pointers <= 2 and 0 <= compiled.shared_bytes <= 1 << 31
+    inside = compiled.code_start >= 0 and 0 <= compiled.code_bytes <= code_bytes - compiled.code_start
+    if not sane or not inside:
+        raise ValueError(f"a kernel's launch is out of bounds: {compiled}")
 
 
 def constants_from_json(data: Any) -> Constants:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from pytest_cudaforge.errors import BuildFailure
-from pytest_cudaforge.languages.binary import Binary, KernelInfo, launches_of
+from pytest_cudaforge.languages.binary import FOLDED, Binary, KernelInfo, launches_of
 from pytest_cudaforge.plan import Argument, Constants, Launch, TracedPlan, View
 
 #: Integer types: struct format (x86-64 and AArch64 Linux and the CUDA device agree on these sizes).
@@ -116,6 +116,9 @@ def argument_problem(param: str, argument: Argument, dtype: str | None) -> tuple
 
     ``dtype`` is the tensor's dtype where the argument is a View.
     """
+    if param == FOLDED:
+        known = argument is None or (type(argument) is int and argument == 1)
+        return ("", "") if known else (f"it is {argument!r}", "1 or None, which its kernel was compiled for")
     if param.endswith("*"):
         return _pointer_problem(param, argument, dtype)
     if not is_scalar(param):

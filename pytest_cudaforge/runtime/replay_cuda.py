@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pytest_cudaforge.errors import DeviceError, LaunchFailure
-from pytest_cudaforge.languages.binary import Binary, KernelInfo
+from pytest_cudaforge.languages import DEVICE_LANGUAGES
+from pytest_cudaforge.languages.binary import Binary, KernelInfo, passed, settled
 from pytest_cudaforge.languages.parameters import size_bytes
 from pytest_cudaforge.plan import Constants, Launch, TensorSpec
 from pytest_cudaforge.runtime.limits import PORTABLE_CLUSTER_BLOCKS, KernelLimits, LaunchLimits, check_launch
@@ -89,7 +90,7 @@ class CudaDevice:
         self._device = self._ask("cuDeviceGet", ordinal)
         self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
         self._ask("cuCtxSetCurrent", self._context)
-        self._modules: dict[Constants, Any] = {}
+        self._modules: dict[tuple[Constants, str], Any] = {}
         self._functions: dict[tuple[Constants, str], Any] = {}
         self._launch, self._memset = _entry_points()
 
@@ -98,19 +99,18 @@ class CudaDevice:
         by_constants = {binary.constants: binary for binary in binaries}
         for launch in launches:
             binary = by_constants[launch.constants]
-            if binary.constants not in self._modules:
-                self._modules[binary.constants] = self._load_module(binary)
             kernel = binary.kernel(launch.kernel)
             assert kernel is not None  # load_program checked it
-            function = self._function(binary.constants, kernel)
-            check_launch(launch, limits, self._kernel_limits(function))
-            self._opt_in(launch, function)
-            self._check_occupancy(launch, function)
+            function = self._function(binary, kernel)
+            complete, _ = settled(launch, kernel)
+            check_launch(complete, limits, self._kernel_limits(function))
+            self._opt_in(complete, function)
+            self._check_occupancy(complete, function)
 
     def bind_launch(self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int]) -> _CudaLaunch:
-        config = self._config(launch)
-        function = self._functions[binary.constants, kernel.symbol]
-        return _CudaLaunch(self._launch, config, function, Parameters(launch, kernel.params, itemsizes))
+        complete, params = settled(launch, kernel)
+        function = self._functions[binary.constants, kernel.expression]
+        return _CudaLaunch(self._launch, self._config(complete), function, Parameters(complete, params, itemsizes))
 
     def bind_zero(self, buffer: int, nbytes: int) -> _CudaZero:
         return _CudaZero(self._memset, buffer, nbytes)
@@ -174,10 +174,20 @@ class CudaDevice:
             if pushed:
                 self._driver.cuCtxPopCurrent()
 
-    def _load_module(self, binary: Binary) -> Any:
-        if binary.language != "cuda":
+    def _module(self, binary: Binary, kernel: KernelInfo) -> Any:
+        """The module that holds the kernel: the binary's own, or the kernel's where each has one (Triton)."""
+        key = (binary.constants, kernel.expression if kernel.compiled else "")
+        if key not in self._modules:
+            self._modules[key] = self._load_module(binary, kernel)
+        return self._modules[key]
+
+    def _load_module(self, binary: Binary, kernel: KernelInfo) -> Any:
+        if binary.language not in DEVICE_LANGUAGES:
             raise LaunchFailure(f"a {binary.language} binary cannot be loaded on a GPU", expected="a cubin")
-        result, module = self._driver.cuModuleLoadData(binary.code)
+        code, part = binary.code, kernel.compiled
+        if part is not None:
+            code = code[part.code_start : part.code_start + part.code_bytes]
+        result, module = self._driver.cuModuleLoadData(code)
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise LaunchFailure(
                 f"the kernels compiled for {binary.arch} cannot be loaded: {self.explain(int(result))}",
@@ -186,10 +196,10 @@ class CudaDevice:
             )
         return module
 
-    def _function(self, constants: Constants, kernel: KernelInfo) -> Any:
-        key = (constants, kernel.symbol)
+    def _function(self, binary: Binary, kernel: KernelInfo) -> Any:
+        key = (binary.constants, kernel.expression)
         if key not in self._functions:
-            result, function = self._driver.cuModuleGetFunction(self._modules[constants], kernel.symbol.encode())
+            result, function = self._driver.cuModuleGetFunction(self._module(binary, kernel), kernel.symbol.encode())
             if result != self._driver.CUresult.CUDA_SUCCESS:
                 raise LaunchFailure(f'kernel "{kernel.expression}" is not in its binary ({kernel.symbol})')
             self._check_parameters(function, kernel)
@@ -200,10 +210,11 @@ class CudaDevice:
         """The cubin's own parameter table against the types we pack: a forged type list must not make the driver
         read past an argument's cell."""
         driver = self._driver
-        for index in range(len(kernel.params) + 1):
+        params = passed(kernel)
+        for index in range(len(params) + 1):
             result, _, found_bytes = driver.cuFuncGetParamInfo(function, index)
             exists = result == driver.CUresult.CUDA_SUCCESS
-            expected = size_bytes(kernel.params[index]) if index < len(kernel.params) else None
+            expected = size_bytes(params[index]) if index < len(params) else None
             if (int(found_bytes) if exists else None) != expected:
                 raise LaunchFailure(f'kernel "{kernel.expression}" has other parameters than its description says')
 

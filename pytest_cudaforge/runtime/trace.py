@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pytest_cudaforge.errors import PlanError, PlanLimitError
+from pytest_cudaforge.languages import instances
 from pytest_cudaforge.plan import (
     CONSTANT_PATTERN,
     KERNEL_PATTERN,
@@ -240,9 +242,13 @@ class Recorder:
     # -- launches ------------------------------------------------------------------------------------------------
 
     def _launch(self, meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
-        bound = bind("launch", args, kwargs, ("kernel", "args"), dict(_LAUNCH_DEFAULTS), positional=1)
-        if self._signature.language == "cpp":
+        language = self._signature.language
+        defaults = {**_LAUNCH_DEFAULTS, **instances.OPTIONS} if language == "triton" else dict(_LAUNCH_DEFAULTS)
+        bound = bind("launch", args, kwargs, ("kernel", "args"), defaults, positional=1)
+        if language == "cpp":
             _check_no_geometry(bound)
+        if language == "triton":
+            _check_no_block(bound)
         grid = triple(bound["grid"], "grid")
         block = triple(bound["block"], "block")
         cluster = None if bound["cluster"] is None else triple(bound["cluster"], "cluster")
@@ -251,18 +257,30 @@ class Recorder:
         if type(cooperative) is not bool:
             raise PlanError(f"launch() cooperative is {describe(cooperative)}", expected="True or False")
         self._check_limits(grid, block, shared_bytes, cluster)
+        pattern = _TRITON_CONSTANT if language == "triton" else CONSTANT_PATTERN
         launch = Launch(
             kernel=kernel_expression(bound["kernel"]),
             args=self._arguments(meter, bound["args"]),
             grid=grid,
             block=block,
             shared_bytes=shared_bytes,
-            constants=constants(bound["constants"]),
+            constants=constants(bound["constants"], pattern),
             cluster=cluster,
             cooperative=cooperative,
             line=self._line,
         )
-        self._add(launch)
+        self._add(self._instance(launch, bound) if language == "triton" else launch)
+
+    def _instance(self, launch: Launch, bound: dict[str, Any]) -> Launch:
+        """The launch with its kernel's name as Triton's compiler is asked for it."""
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", launch.kernel):
+            raise PlanError(
+                f'launch() kernel is "{launch.kernel}"', expected="the name of a @triton.jit function in kernel.py"
+            )
+        specs = [buffer.spec for buffer in self._buffers]
+        words = tuple(instances.argument_word(argument, specs, i) for i, argument in enumerate(launch.args))
+        instance = instances.Instance(launch.kernel, words, _options(bound))
+        return replace(launch, kernel=instance.expression)
 
     def _check_limits(
         self,
@@ -402,6 +420,41 @@ def _check_no_geometry(bound: dict[str, Any]) -> None:
             )
 
 
+_TRITON_CONSTANT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+#: Launch options of Triton's: the least, the most, whether it must be a power of two.
+_OPTION_RANGES = {
+    "num_warps": (1, 32, True),
+    "num_stages": (1, 32, False),
+    "num_ctas": (1, 8, True),
+    "maxnreg": (0, 255, False),
+}
+
+
+def _options(bound: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    found = []
+    for name, (least, most, power) in _OPTION_RANGES.items():
+        value = integer(bound[name], f"launch() {name}")
+        if not least <= value <= most or (power and value & (value - 1)):
+            kind = "a power of two" if power else "an integer"
+            raise PlanError(f"launch() {name} is {value}", expected=f"{kind} from {least} to {most}")
+        found.append((name, value))
+    return tuple(found)
+
+
+def _check_no_block(bound: dict[str, Any]) -> None:
+    """Triton's compiler decides on these."""
+    remedies = {
+        "block": "num_warps=4 gives 128 threads; sizes of tiles are constants, e.g. constants={'BLOCK': 1024}",
+        "shared_bytes": "Triton takes what it needs",
+        "cluster": "num_ctas=2 makes clusters of two blocks",
+    }
+    for name, remedy in remedies.items():
+        if bound[name] != _LAUNCH_DEFAULTS[name]:
+            raise PlanError(
+                f"launch() {name} is {describe(bound[name])} in a Triton plan", expected=f"no {name}", remedy=remedy
+            )
+
+
 def triple(value: Any, name: str) -> tuple[int, int, int]:
     """A grid, block or cluster as three positive integers. Raises PlanError naming the part that is off."""
     parts = list(value) if isinstance(value, (tuple, list)) else [value]
@@ -425,7 +478,7 @@ def kernel_expression(value: Any) -> str:
     return value
 
 
-def constants(value: Any) -> Constants:
+def constants(value: Any, pattern: re.Pattern[str] = CONSTANT_PATTERN) -> Constants:
     """``constants=`` as sorted pairs. Raises PlanError naming the entry that is off."""
     if value is None:
         return ()
@@ -433,7 +486,7 @@ def constants(value: Any) -> Constants:
         raise PlanError(f"launch() constants is {describe(value)}", expected='a dict such as {"COLS": cols}')
     pairs: list[tuple[str, int | float]] = []
     for name, number in value.items():
-        if type(name) is not str or not CONSTANT_PATTERN.fullmatch(name):
+        if type(name) is not str or not pattern.fullmatch(name):
             upper = re.sub(r"[^A-Z0-9_]", "_", str(name).upper())[:40]
             raise PlanError(
                 f"launch() constants has the name {describe(name)}",
