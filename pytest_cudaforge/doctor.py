@@ -44,6 +44,7 @@ def examine(root: Path, environ: Mapping[str, str]) -> tuple[Finding, ...]:
         _compiler,
         _openmp,
         _gpu,
+        _nvml,
         _nvrtc,
         _ncu,
         lambda: _sanitizer(environ),
@@ -135,16 +136,40 @@ def _openmp() -> Finding:
     return Finding("OpenMP", True, f"{threads} threads")
 
 
+def _gpu_files() -> bool:
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
+
+
 def _gpu() -> Finding:
     from pytest_cudaforge.hardware import describe, detect_in_child
 
-    if not any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
+    if not _gpu_files():
         text = "no NVIDIA GPU, or its driver is not loaded"
         return Finding("GPU", False, text, "nothing, if there is none; else install the driver", optional=True)
     try:
         return Finding("GPU", True, describe(detect_in_child("cuda:0")))
     except ForgeError as error:
         return Finding("GPU", False, error.what, error.remedy, optional=True)
+
+
+def _nvml() -> list[Finding]:
+    from pytest_cudaforge.hardware import detect_in_child
+    from pytest_cudaforge.hardware.nvml import open_monitor
+
+    if not _gpu_files():
+        return []
+    remedy = 'pip install "pytest-cudaforge[cuda]"; in a container allow the driver capability `utility`'
+    try:
+        monitor = open_monitor(detect_in_child("cuda:0").uuid)
+    except ForgeError as error:
+        monitor = error.what
+    if isinstance(monitor, str):
+        return [Finding("NVML", False, f"{monitor}; throttling and foreign load go unnoticed", remedy, optional=True)]
+    running = monitor.running()
+    who = (
+        f"{len(running)} other processes use it now" if running else "shows no other process (containers may hide them)"
+    )
+    return [Finding("NVML", True, f"tells of throttling; {who}", optional=True)]
 
 
 def _nvrtc() -> Finding:

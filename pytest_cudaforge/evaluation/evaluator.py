@@ -27,7 +27,7 @@ from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.module_work import Workbench, least_own
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.parties import Clock
-from pytest_cudaforge.evaluation.pressure import stalled_share, wait_for_quiet
+from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
 from pytest_cudaforge.evaluation.sanitizing import Sanitizing
@@ -46,7 +46,7 @@ from pytest_cudaforge.evaluation.sitting import (
 from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.zygote import ForkServers
-from pytest_cudaforge.hardware import roofline
+from pytest_cudaforge.hardware import nvml, roofline
 from pytest_cudaforge.languages import DEVICE_LANGUAGES, LANGUAGES, Binary, Unit, extension
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.extension import ExtensionRequest
@@ -168,6 +168,16 @@ class Evaluator:
             lock_dir=self.settings.lock_dir,
         )
 
+    @functools.cached_property
+    def monitor(self) -> nvml.DeviceMonitor | None:
+        """What tells of throttling and foreign load on the GPU; None where nothing does (doctor says why)."""
+        found = nvml.open_monitor(self.device.uuid) if self.kind == "cuda" else ""
+        return None if isinstance(found, str) else found
+
+    def load(self) -> Load:
+        """What others do with the device from now on."""
+        return ForeignLoad() if self.monitor is None else DeviceWatch(self.monitor).load()
+
     @property
     def isolation(self) -> Isolation:
         """Grade of this machine for the device's own language (cuda or cpp)."""
@@ -204,6 +214,11 @@ class Evaluator:
         key = f"{target.root}\0{target.id}\0{target.digest}\0{clock or self.clock_of('')}"
         with self._lock:
             return self._known.setdefault(key, _Known())
+
+    @property
+    def builds(self) -> BuildCache:
+        """Where the binaries of its verdicts are kept."""
+        return self._cache
 
     # -- baselines
 
@@ -428,6 +443,7 @@ class _Attempt:
         self.incumbent: _Attempt | None = None
         self._own_share: float | None = None
         self._foreign = 0.0
+        self._device_notes: dict[str, None] = {}
         self._lag = 1.0
 
     @property
@@ -604,7 +620,7 @@ class _Attempt:
                 result, note = self._timed(product, rotation, known)
             finally:
                 host._release(known, product.workload)
-            disturbed |= note in (_DISTURBED, _CROWDED)
+            disturbed |= note in (_DISTURBED, _CROWDED, _SLOWED)
             timed.append(result)
             notes += [f"{product.workload.name}: {note}"] if note else []
         self.timing = self._verdict(timed, notes, disturbed)
@@ -618,14 +634,15 @@ class _Attempt:
                 result, crowded = self._sit(product, rotation)
                 self._check_physics(product, result)
                 disturbed = was_disturbed(known.alone[name], result)
-                note = _DISTURBED if disturbed else _CROWDED if crowded else ""
+                busy = _CROWDED if host.kind == "cpu" else _SLOWED
+                note = _DISTURBED if disturbed else busy if crowded else ""
                 if not note:
                     break
                 if disturbed:
                     # With the candidate gone: was it the candidate, or is the machine slower now?
                     known.alone[name] = time_alone(host.oracle, rotation, self.clock, host._pace(1), host._flush_bytes)
             if crowded and not attempt:
-                wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN)
+                wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN, host.load)
         if result.vs_compile is not None and result.vs_compile.speedup > _QUARANTINE and not note:
             with host.lease.timing():
                 second, _ = self._sit(product, rotation)
@@ -649,9 +666,11 @@ class _Attempt:
             flush_bytes=host._flush_bytes,
             hang_limit_s=host.hang_limit_s(alone),
             incumbent=self.incumbent.beside(product.workload.name) if self.incumbent is not None else None,
+            monitor=host.monitor,
         )
         blocks = sitting.measure()
         self._lag = max(self._lag, sitting.lag)
+        self._device_notes |= dict.fromkeys(sitting.watch.notes if sitting.watch is not None else ())
         if sitting.own_share is not None:
             self._own_share = min(sitting.own_share, self._own_share or 1.0)
         if not blocks:
@@ -684,7 +703,8 @@ class _Attempt:
         raced = [r.vs_incumbent for r in timed if r.vs_incumbent is not None]
         if self._lag > 1.0:
             notes.append(f"new values took {self._lag:.2f}x as long as values seen before: timed as on new values")
-        if self._foreign > statistics.FOREIGN:
+        notes += list(self._device_notes)
+        if self._foreign > statistics.FOREIGN and self.evaluator.kind == "cpu":
             notes.append(f"other processes kept the cores busy: somebody waited {self._foreign:.0%} of the time")
         return Timing(
             decision="disturbed" if disturbed else statistics.decide(statistics.combine(deciding)),
@@ -700,6 +720,7 @@ class _Attempt:
 
 _DISTURBED = "the baselines ran slower beside the candidate than alone, twice"
 _CROWDED = "other processes kept the cores busy in nearly every block, twice"
+_SLOWED = "the device was slowed down or used by others in nearly every block, twice"
 
 _WHY: dict[Work, str] = {
     "kernel": "its own kernels do the work",

@@ -1,17 +1,31 @@
-"""Are others busy on this machine? Linux's pressure stall information: how long some task waited for a core.
+"""Are others busy on this machine? Linux's pressure stall information: how long some task waited for a core; and on a
+GPU what NVML tells (:mod:`hardware.nvml`).
 
-Nobody waits where the timed party has the cores to itself. Where the kernel does not tell, nothing is known and every
-share is 0.
+Nobody waits where the timed party has the cores to itself. Where kernel or driver do not tell, nothing is known and
+every share is 0.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Protocol
 
-__all__ = ["ForeignLoad", "stalled_share", "wait_for_quiet"]
+from pytest_cudaforge.hardware.nvml import DeviceMonitor, Reading, slowed_by
+
+__all__ = ["DeviceLoad", "DeviceWatch", "ForeignLoad", "Load", "stalled_share", "wait_for_quiet"]
 
 _WINDOW_S = 0.25
+#: Others that use a GPU for more than this share of the time disturb whoever is timed there: kernels take turns.
+_USED_BY_OTHERS = 0.1
+
+
+class Load(Protocol):
+    """What happens on a device from its construction on."""
+
+    def share(self) -> float:
+        """Share of that time which somebody or something else took."""
 
 
 class ForeignLoad:
@@ -24,6 +38,56 @@ class ForeignLoad:
         """Share of the time since construction in which some task waited."""
         elapsed_us = (time.perf_counter_ns() - self._began_ns) / 1e3
         return max(0.0, (_stalled_us() - self._begin) / max(elapsed_us, 1.0))
+
+
+class DeviceWatch:
+    """One GPU over many blocks; remembers for a note what slowed it down. ``ours`` names processes that are ours."""
+
+    def __init__(self, monitor: DeviceMonitor, ours: Callable[[], Collection[int]] = tuple) -> None:
+        self._monitor, self._ours = monitor, ours
+        self._readings = self._capped = 0
+        self._causes: dict[str, None] = {}
+
+    def load(self) -> DeviceLoad:
+        """For one block; reads nothing unless nothing was read before."""
+        if self._monitor.last is None:
+            self._monitor.read(self._ours())
+        return DeviceLoad(self)
+
+    def look(self) -> float:
+        """Read the device; 1.0 where it was slowed down or used by others since the last look."""
+        before = self._monitor.last
+        reading = self._monitor.read(self._ours())
+        self._readings += 1
+        self._capped += reading.power_capped
+        return self._judged(reading, before)
+
+    def _judged(self, reading: Reading, before: Reading | None) -> float:
+        cause = slowed_by(reading, before, self._monitor.fastest_mhz)
+        others = reading.others or 0.0
+        if not cause and others <= _USED_BY_OTHERS:
+            return others
+        self._causes[cause or f"others used it for {others:.0%} of the time"] = None
+        return 1.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was seen, in words."""
+        found = [f"blocks were left out: the device had {cause}" for cause in list(self._causes)[:3]]
+        if self._capped > self._readings / 2:
+            found.append("the device ran at its power limit")
+        return found
+
+
+class DeviceLoad:
+    """A GPU during one block. It is read once, at the block's end: reading must not cost time inside."""
+
+    def __init__(self, watch: DeviceWatch) -> None:
+        self._watch = watch
+
+    def share(self) -> float:
+        """1.0 where the block is of no use, else the share of the time that other processes used the device."""
+        return self._watch.look()
 
 
 def _pressure(name: str) -> float:
@@ -43,11 +107,11 @@ def stalled_share() -> float:
     return _pressure("avg60") / 100.0
 
 
-def wait_for_quiet(limit_s: float, most: float) -> None:
-    """Return once nobody waited for a core for more than the share ``most`` of a moment, or after ``limit_s``."""
+def wait_for_quiet(limit_s: float, most: float, load_of: Callable[[], Load] = ForeignLoad) -> None:
+    """Return once nobody took more than the share ``most`` of a moment, or after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        load = ForeignLoad()
+        load = load_of()
         time.sleep(_WINDOW_S)
         if load.share() <= most:
             return

@@ -30,7 +30,7 @@ from pytest_cudaforge.evaluation.novelty import (
 )
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.parties import Clock, Party, baseline_party, request_ns, worker_party
-from pytest_cudaforge.evaluation.pressure import ForeignLoad
+from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
     Block,
@@ -47,6 +47,7 @@ from pytest_cudaforge.evaluation.timing import (
     steady_blocks,
 )
 from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.hardware.nvml import DeviceMonitor
 from pytest_cudaforge.plan import LibraryCall
 from pytest_cudaforge.records import Sample, Status, Target, TimedBlock, WorkloadFacts, WorkloadTiming, to_json
 
@@ -143,7 +144,10 @@ class Sitting:
         flush_bytes: int,
         hang_limit_s: float,
         incumbent: Incumbent | None = None,
+        monitor: DeviceMonitor | None = None,
     ) -> None:
+        self._pids: set[int] = set()
+        self.watch = DeviceWatch(monitor, lambda: self._pids) if monitor is not None else None
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.incumbent = incumbent
         self.worker_of, self.device, self.clock, self.pace = worker_of, device, clock, pace
@@ -197,6 +201,7 @@ class Sitting:
     def _seated(self, table: _Table) -> Iterator[Party]:
         """A fresh worker at ``table``, ready to be timed; for the supervisor's clock it is stopped."""
         with table.worker_of(table.product) as worker:
+            self._pids |= {worker.pgid, self.oracle.pid or worker.pgid}
             worker.attach(0, table.arena)
             if table.product.traced.prepare is not None:
                 worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
@@ -251,15 +256,21 @@ class Sitting:
         blocks: list[Block] = []
         for count in range(self.pace.max_blocks):
             order = abba(list(parties))
-            load = ForeignLoad()
+            load = self._load()
             measured = [(name, parties[name].turn(self.pace.slice_ns)) for name in order]
-            block = block_of(process, measured, load.share() if self.device == "cpu" else 0.0)
+            block = block_of(process, measured, load.share() if load is not None else 0.0)
             blocks += [block] if block is not None else []
             late = time.monotonic() > deadline
             enough = _FEWEST_BLOCKS if late else self.pace.min_blocks
             if count + 1 >= enough and blocks and (late or self._clear(blocks)):
                 break
         return blocks
+
+    def _load(self) -> Load | None:
+        """What others do from now on; None where nobody tells."""
+        if self.device == "cpu":
+            return ForeignLoad()
+        return self.watch.load() if self.watch is not None else None
 
     def _clear(self, blocks: Sequence[Block]) -> bool:
         medians = {party: sample_of([b.of(party) for b in blocks], 1).median_ns for party in self.rotation.parties}

@@ -46,7 +46,8 @@ FOREIGN = 0.3
 @dataclass(frozen=True)
 class Block:
     """ns per call by party, in one process of the candidate. ``foreign`` is the share of the block's time in which
-    some process of the machine waited for a core: others were busy there."""
+    some process of the machine waited for a core: others were busy there. On a GPU it is the share in which others used
+    it, and 1.0 where it was slowed down."""
 
     process: int
     ns: tuple[tuple[str, float], ...]
