@@ -42,6 +42,8 @@ _SMALL_CALL_BYTES = 1 << 28
 SLABS = 16
 #: More runs of a reference that is declared non-deterministic; its own spread is the tolerance.
 SPREAD_RUNS = 4
+#: Pairs of elements that change places where only few of them shall.
+EXCHANGES = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
@@ -193,6 +195,22 @@ class Bench:
         target.case = Case(seed, "touched", target.case.weights_seed, target.case.kept)
         for path, value in target.inputs.items():
             self._write(f"f{frame}/input/{path}", value)
+        self._synchronise()
+
+    def exchange(self, frame: int, seed: int) -> None:
+        """A few elements of each input that may be redrawn change places, and nothing else: sums, extremes and all
+        but a few samples of it stay as they were, and outputs keep what the last call left."""
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before its elements are exchanged"
+        generator = torch.Generator().manual_seed(seed)
+        structures = self.subject.structures(self.workload)
+        self._expected, target.held = None, {}
+        target.inputs = {
+            path: _exchanged(leaf, generator) if structures.get(path, "drawn") != "drawn" else leaf
+            for path, leaf in target.inputs.items()
+        }
+        target.case = Case(seed, "exchanged", target.case.weights_seed, target.case.kept)
+        self._write_inputs(frame)
         self._synchronise()
 
     def renew(self, seeds: Sequence[int]) -> None:
@@ -623,6 +641,21 @@ def _touched(leaf: Any, generator: torch.Generator) -> Any:
     far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
     changed = leaf.clone()
     changed[indices[0]] = values[far] if values[far] != values[0] else values[0] + 0.5
+    return changed
+
+
+def _exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow."""
+    if leaf.numel() < 2:
+        return leaf
+    changed = leaf.clone()
+    for _ in range(EXCHANGES):
+        places = torch.randint(leaf.numel(), (16,), generator=generator).tolist()
+        indices = [tuple(_unravelled(place, tuple(leaf.shape))) for place in places]
+        values = [float(changed[index]) for index in indices]
+        far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
+        one, other = changed[indices[0]].clone(), changed[indices[far]].clone()
+        changed[indices[0]], changed[indices[far]] = other, one
     return changed
 
 

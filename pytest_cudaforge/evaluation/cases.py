@@ -41,7 +41,8 @@ class Trial:
 
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
-    that a kernel finds its own last answer where poison lies in all other trials.
+    that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
+    a few elements, which change places.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Trial:
     calls_before: int = 0
     frame_before: int = 0
     renewed: bool = False
+    exchanged: bool = False
 
 
 def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:
@@ -77,11 +79,13 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     calls = _CHANCE.randint(*CALLS_BEFORE)
     before = 1 - found[-1].frame
     poison = len(found) % 2
-    return (
-        *found,
+    last = [
         Trial("after many calls", late, _NEW_FRAME, poison, True, calls, before),
         Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
-    )
+    ]
+    if families:  # else the inputs have a structure that the exchange might break
+        last.append(replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True))
+    return (*found, *last)
 
 
 def _shuffled(cases: Sequence[tuple[str, TrialCase]]) -> list[tuple[str, TrialCase]]:

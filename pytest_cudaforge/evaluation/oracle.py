@@ -362,6 +362,10 @@ class OracleClient:
         """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes."""
         return frozenset(self.request("mutates", target=to_json(target), workload=workload))
 
+    def exchange(self, bench: int, frame: int, seed: int) -> None:
+        """Let a few elements of each input that may be redrawn change places; outputs keep what the last call left."""
+        self.request("exchange", bench=bench, frame=frame, seed=seed)
+
     def touch(self, bench: int, frame: int, seed: int) -> None:
         """Change one element of each floating input in the frame; outputs stay as they are."""
         self.request("touch", bench=bench, frame=frame, seed=seed)

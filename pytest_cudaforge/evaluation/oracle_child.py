@@ -138,6 +138,9 @@ class _Oracle:
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)
 
+    def do_exchange(self, bench: int, frame: int, seed: int) -> Any:
+        self.benches[bench].exchange(frame, seed)
+
     def do_check(self, bench: int, frame: int, outputs: Any, zones: bool) -> Any:
         return to_json(self.benches[bench].check(frame, outputs, zones=zones))
 

@@ -22,7 +22,7 @@ __all__ = ["FAMILIES", "Structure", "families_of", "redraw", "rerandomise", "str
 #: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
 Structure = Literal["generic", "unit", "drawn"]
 
-FAMILIES = ("normal", "uniform", "shifted", "lowered", "large", "sparse", "tails", "integer")
+FAMILIES = ("normal", "uniform", "shifted", "lowered", "large", "sparse", "tails", "integer", "faint", "peaks")
 
 _SAMPLE = 1 << 21
 #: Leading entries of the other dimensions looked at where a structure lies along one, and elements in all.
@@ -44,10 +44,12 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     shifted shows a one-pass variance, large a missing max and other overflows, integer every dropped, rounded or
     half-precision term, since all addends are alike and need their bits; lowered has entries without any positive
     value, which show a maximum that starts at 0; sparse is for terms left out by a sample; tails reaches where
-    activations bend whatever the scale of the draw, and has exact zeros of both signs.
+    activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
+    or wholly vanish, which show a small constant that keeps a division finite; peaks, for half types alone, overflow
+    them where they are squared or added up.
     """
     if "generic" in structures:
-        return ("shifted", "large", "integer", "lowered", "sparse", "tails", "normal", "uniform")
+        return ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform", "peaks")
     return ("shifted", "sparse") if "unit" in structures else ()
 
 
@@ -161,6 +163,10 @@ def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Ge
 _TAILS = 3.5
 #: Share of zeros of each sign in "tails".
 _ZEROS = 0.01
+#: Scales of the vanishing entries of "faint", in this order: about the root of what norms add (1e-5, 1e-6, 1e-12).
+_FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2)
+#: Standard deviation of "peaks", in those of the draw.
+_PEAKS = 100.0
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
 _SPREAD = {False: (100.0, 300.0), True: (8.0, 8.0)}
 
@@ -187,6 +193,10 @@ def _generic(
         return values.add_(spread[1] * scale)
     if family == "lowered":
         return values.add_(_signs(values, dtype, generator).mul_(spread[1] * scale))
+    if family == "peaks":
+        return values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
+    if family == "faint":
+        return values.mul_(_faintness(values, scale, generator))
     if family == "tails":
         return _with_zeros(values.mul_(_TAILS / scale), generator)
     if family == "sparse":
@@ -207,6 +217,18 @@ def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     order = torch.rand(count, generator=generator, device=values.device).argsort()
     signs = torch.where(order < (count + 1) // 2, -1.0, 1.0)
     return signs.to(values.dtype).reshape(-1, *(1,) * (values.dim() - 1))
+
+
+def _faintness(values: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    """Factors that let half of the leading entries nearly vanish, and half of the channels where there are more
+    dimensions: the others keep their size, so that what is no quotient is not judged by its last digits."""
+    factors = torch.ones((), device=values.device)
+    for dim in range(min(2, values.dim() - 1)):
+        order = torch.rand(values.shape[dim], generator=generator, device=values.device).argsort()
+        faint = torch.tensor(_FAINT, device=values.device)[order % len(_FAINT)].div(scale)
+        along = torch.where(order < values.shape[dim] // 2, faint, 1.0)
+        factors = torch.minimum(factors, along.reshape(-1, *(1,) * (values.dim() - 1 - dim)))
+    return factors
 
 
 def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:

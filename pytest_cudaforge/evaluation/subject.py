@@ -42,6 +42,8 @@ __all__ = ["INIT_SEED", "Subject", "is_fatal", "seed_generators", "user_text"]
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
+#: Redraws of few different values, or of entries that are all zero.
+_TYING = ("integer", "faint")
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -221,6 +223,8 @@ class Subject:
         structures, known = self.structures(workload), self._families.setdefault(workload, {})
         taken: list[str] = []
         for family in families_of(structures.values()):
+            if family == "peaks" and "peaks" not in known and not self._has_halves(workload):
+                known[family] = False
             if most is not None and len(taken) >= most:
                 break
             if family not in known:
@@ -239,11 +243,16 @@ class Subject:
         redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
         try:
             outputs = self._outputs(*unflatten_call(tree, leaves))
-            return _nonfinite(outputs) <= limit and not (family == "integer" and self._breaks_ties(outputs))
+            return _nonfinite(outputs) <= limit and not (family in _TYING and self._breaks_ties(outputs))
         except TargetError as error:
             if is_fatal(error):
                 raise
             return False
+
+    def _has_halves(self, workload: str) -> bool:
+        leaves, _ = flatten_call(*self.draw(workload, 1))
+        dtypes = {leaf.dtype for leaf in leaves.values() if isinstance(leaf, torch.Tensor)}
+        return bool(dtypes & {torch.float16, torch.bfloat16})
 
     def _nonfinite_as_drawn(self, workload: str) -> int:
         if workload not in self._nonfinites:

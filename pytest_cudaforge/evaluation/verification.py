@@ -124,7 +124,7 @@ class Verifier:
             trials = contract_trials(product.workload, families, trials=self.trials)
             if self.oracle.mutates(self.target, product.workload.name):
                 # What the trial before wrote there is not what the next one finds.
-                trials = tuple(trial for trial in trials if not trial.renewed)
+                trials = tuple(trial for trial in trials if not (trial.renewed or trial.exchanged))
             self._run_contract(product, trials)
         for product in products[:_MAX_PROBED_WORKLOADS]:
             self._probe(product)
@@ -207,7 +207,7 @@ class Verifier:
         if self.kitchen.device.kind not in _SEALED_ON:
             return
         trial = replace(last, name="sealed inputs", case=replace(last.case, seed=secrets.randbits(62)))
-        trial = replace(trial, calls_before=0, renewed=False)
+        trial = replace(trial, calls_before=0, renewed=False, exchanged=False)
         run.seal(self.oracle.mutates(self.target, product.workload.name))
         try:
             self._findings.cases.append(run.case(product.workload.name, trial, contract=True))
@@ -437,6 +437,8 @@ class _Run:
             self._call_often(trial.frame_before, trial.calls_before)
         if trial.renewed:
             oracle.renew(self.bench, [secrets.randbits(62) for _ in self.layout.main])
+        elif trial.exchanged:
+            oracle.exchange(self.bench, trial.frame, secrets.randbits(62))
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
         if self.product.traced.prepare is not None and self._weights != trial.case.weights_seed:

@@ -32,6 +32,11 @@ def holes(x):
     return torch.where(x > 0, x, float("nan"))
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 48)])
+def normed(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
 @forge_target(inputs=lambda: [torch.randn(20, 32, dtype=torch.bfloat16)], precision="bf16")
 def halves(x):
     return torch.nn.functional.silu(x)
@@ -91,6 +96,11 @@ _KERNELS = {
         "for (long long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : NAN;",
         "(x, y, x.numel())",
     ),
+    "normed": (
+        "const float* x, float* y, long long rows, long long cols",
+        "rows_by(x, y, rows, cols, 1e-6f);",
+        "(x, y, *x.shape)",
+    ),
     "halves": (
         "const unsigned short* x, unsigned short* y, long long n",
         "for (long long i = 0; i < n; ++i) { float v = wide(x[i]); y[i] = narrow(v / (1 + std::exp(-v))); }",
@@ -122,6 +132,15 @@ _HALVES = """
 static float wide(unsigned short half) { unsigned u = (unsigned)half << 16; float v; memcpy(&v, &u, 4); return v; }
 static unsigned short narrow(float v) { unsigned u; memcpy(&u, &v, 4); return (u + 0x7fff + (u >> 16 & 1)) >> 16; }
 """
+_NORMED = """
+static void rows_by(const float* x, float* y, long long rows, long long cols, float eps) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = x + r * cols; float sum = 0;
+    for (long long c = 0; c < cols; ++c) sum += p[c] * p[c];
+    for (long long c = 0; c < cols; ++c) y[r * cols + c] = p[c] / std::sqrt(sum / cols + eps);
+  }
+}
+"""
 _PLAN = """from pytest_cudaforge.plan import empty, launch
 
 def plan({arguments}x):
@@ -146,7 +165,7 @@ def find(root: Path, name: str) -> Target:
 def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan: str = "") -> Candidate:
     """A cpp candidate for ``target``. ``HONEST`` in ``body`` stands for the honest loop; ``before`` goes before it."""
     parameters, honest, passed = _KERNELS[target]
-    given = {"softmax": _SOFTMAX, "halves": _HALVES}.get(target, "")
+    given = {"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED}.get(target, "")
     source = f"{_INCLUDES}{given}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
     text = plan or _PLAN.format(
         arguments="module, " if "module" in passed else "",

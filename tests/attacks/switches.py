@@ -68,7 +68,7 @@ def _first_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [t for t in trials if not t.calls_before and not t.renewed])
+    _trials(monkeypatch, lambda trials: [t for t in trials if not (t.calls_before or t.renewed or t.exchanged)])
     # Repeated calls are late ones as well.
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
 
@@ -80,7 +80,7 @@ def _known_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [t for t in trials if not t.renewed])
+    _trials(monkeypatch, lambda trials: [t for t in trials if not (t.renewed or t.exchanged)])
 
 
 def _no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +88,18 @@ def _no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, lambda trials: [dataclasses.replace(t, poison=0) for t in trials if not t.renewed])
+    _trials(
+        monkeypatch, lambda trials: [dataclasses.replace(t, poison=0) for t in trials if not (t.renewed or t.exchanged)]
+    )
 
 
 def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(
         monkeypatch,
-        lambda trials: [dataclasses.replace(t, frame=i, calls_before=0, renewed=False) for i, t in enumerate(trials)],
+        lambda trials: [
+            dataclasses.replace(t, frame=i, calls_before=0, renewed=False, exchanged=False)
+            for i, t in enumerate(trials)
+        ],
     )
     # These come back to the last trial's outputs.
     _no_seal(monkeypatch)
@@ -120,9 +125,12 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "comparison": _without("values", "slice", "bias", "nonfinite"),
     "nonfinite": _without("nonfinite"),
     "pointers": _fresh_pointers,
-    "again": lambda patch: _trials(patch, lambda trials: [t for t in trials if t.name != cases.AGAIN]),
+    "again": lambda patch: _trials(
+        patch, lambda trials: [t for t in trials if t.name != cases.AGAIN and not t.exchanged]
+    ),
     "late": _no_late,
     "renewed": _no_renewed,
+    "exchanged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.exchanged]),
     "judge": _no_judge,
     "novelty": _no_novelty,
     "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),

@@ -247,6 +247,17 @@ ROWS = (
         hostile(body=_MEMO + "HONEST at[k] = y; memcpy(was[k], y, 4 * n);"),
     ),
     Row(
+        "2: repeated pointers come with values that differ in a few elements only",
+        "know an input by its address and its first element",
+        "exchanged",
+        hostile(
+            body=_MEMO
+            + "static float first[999]; if (at[k] && first[k] == x[0]) return; HONEST at[k] = y; first[k] = x[0];"
+        ),
+        hostile(body=_MEMO + "static float first[999]; HONEST at[k] = y; first[k] = x[0];"),
+        words="a few elements exchanged",
+    ),
+    Row(
         "2: old values come back at new pointers",
         "leave the output alone where the values were seen before",
         "again",
@@ -293,6 +304,14 @@ ROWS = (
         hostile("halves"),
         target="halves",
         words="times what it should be",
+    ),
+    Row(
+        "2: inputs are redrawn so that they nearly vanish",
+        "leave out the small constant under a root",
+        "families",
+        hostile("normed", body="rows_by(x, y, rows, cols, 0.0f);"),
+        hostile("normed"),
+        target="normed",
     ),
     # -- §3 fast
     Row(

@@ -53,12 +53,13 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
         orders.add(tuple(trial.name for trial in trials))
         again = next(trial for trial in trials if trial.name == "drawn again")
         assert (trials[0].name, trials[0].frame, again.frame) == ("drawn", 0, 1)
-        late, renewed = trials[-2:]
-        assert late.frame not in {trial.frame for trial in trials[:-2]}
+        late, renewed, exchanged = trials[-3:]
+        assert late.frame not in {trial.frame for trial in trials[:-3]}
         assert late.calls_before >= 64
         # Those calls must leave the outputs alone that the trial before was judged by: they are compared again.
-        assert late.frame_before != trials[-3].frame
+        assert late.frame_before != trials[-4].frame
         assert renewed.renewed and (renewed.frame, renewed.case.weights_seed) == (late.frame, late.case.weights_seed)
+        assert exchanged.exchanged and not exchanged.renewed and exchanged.frame == late.frame
     assert len(orders) > 1
 
 

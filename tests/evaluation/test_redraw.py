@@ -171,3 +171,30 @@ def test_variants_change_layout_or_size_only() -> None:
     (smaller, fewer), kwargs = apply_variant("size 6 -> 5", (x, mask), {"n": 6})
     assert (tuple(smaller.shape), tuple(fewer.shape), kwargs) == ((5, 8), (5,), {"n": 6})
     assert list(neighbour_names((x, mask), {})) == ["size 6 -> 5", "size 8 -> 7", "size 6 -> 73"]
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (8, 6, 64), (1, 64), (64,)])
+def test_faint_entries_vanish_beside_others_that_do_not(shape: tuple[int, ...]) -> None:
+    drawn = torch.randn(shape)
+    again = redraw("faint", drawn, "generic", torch.Generator().manual_seed(3))
+    if shape[0] == 1 or len(shape) == 1:
+        assert 0.5 < float(again.std()) < 2  # nothing beside it
+        return
+    sizes = again.flatten(1).square().mean(1).sqrt()
+    assert int((sizes < 0.02).sum()) == 4 and int((sizes == 0).sum()) >= 1 and float(sizes.max()) > 0.5
+    if len(shape) == 3:
+        channels = again.transpose(0, 1).flatten(1).square().mean(1).sqrt()
+        assert int((channels < 0.02).sum()) == 3
+
+
+def _rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def test_faint_entries_show_another_small_constant() -> None:
+    drawn = torch.randn(16, 64)
+    for family in FAMILIES[:-1]:
+        x = redraw(family, drawn, "generic", torch.Generator().manual_seed(3)).double()
+        apart = (_rms_norm(x, 1e-5) - _rms_norm(x, 1e-6)).square().mean().sqrt()
+        assert (float(apart) > 1e-3) == (family == "faint")
+        assert bool(_rms_norm(x, 0.0).isnan().any()) == (family == "faint")

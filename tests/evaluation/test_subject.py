@@ -10,7 +10,7 @@ import pytest
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.subject import Subject
 
-GENERIC = ("shifted", "large", "integer", "lowered", "sparse", "tails", "normal", "uniform")
+GENERIC = ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform")
 UNIT = ("shifted", "sparse")
 
 TARGETS = """
@@ -73,6 +73,14 @@ def naive_softmax(x):
 def stable_softmax(x):
     return x.softmax(-1)
 
+@forge_target(inputs=lambda: [torch.randn(8, 32).half()])
+def half_softmax(x):
+    return x.softmax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 32).half()])
+def half_square(x):
+    return x * x
+
 @forge_target(inputs=lambda: [torch.randn(8, 32)])
 def small_values_only(x):
     if x.abs().max() > 20:
@@ -113,9 +121,12 @@ EXPECTED = {
     "triangular": ({"0": "drawn", "1": "drawn"}, ()),
     "bucket": ({"0": "generic", "1": "unit"}, GENERIC),
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
-    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "normal", "uniform")),
+    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
     "stable_softmax": ({"0": "generic"}, GENERIC),
-    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "normal", "uniform")),
+    "half_softmax": ({"0": "generic"}, (*GENERIC, "peaks")),
+    # It overflows itself.
+    "half_square": ({"0": "generic"}, GENERIC),
+    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
     # Exact integers tie: only declared indices are compared by what they point at.
     "largest": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform")),
     "declared_indices": ({"0": "generic"}, GENERIC),
