@@ -14,14 +14,16 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge import durable
 from pytest_cudaforge.errors import ConfigError, PublishError
-from pytest_cudaforge.languages import DEVICE_LANGUAGES
+from pytest_cudaforge.languages import DEVICE_LANGUAGES, Binary
+from pytest_cudaforge.languages.cache import BuildCache
+from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, encode_binaries
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
 from pytest_cudaforge.report import markdown
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
@@ -56,18 +58,23 @@ class Commit:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def publish(trace: Trace, target: Target, facts: TargetFacts, forge_dir: Path) -> Published:
+def publish(
+    trace: Trace, target: Target, facts: TargetFacts, forge_dir: Path, *, builds: BuildCache | None = None
+) -> Published:
     """Write the winner's sources, ``evaluation.json`` and ``report.md``, then merge it into the manifest.
+
+    ``builds`` has the binaries of the final verdict, for languages that production does not compile.
 
     The manifest comes last: a crash before it leaves files nobody loads. Raises :class:`PublishError` where there is
     no winner, where the verdict may not be published, or where the folder cannot be written.
     """
     candidate, final = _winner(trace)
     _refuse_unisolated(final)
-    entry = _entry(candidate, final, target, facts)
+    files = {**dict(candidate.files), **_compiled(final, builds)}
+    entry = _entry(candidate, final, target, facts, files)
     folder = forge_dir / entry.directory
     contents = {
-        **dict(candidate.files),
+        **files,
         "evaluation.json": json.dumps(to_json(final), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         "report.md": markdown.report(trace),
     }
@@ -107,7 +114,25 @@ def _refuse_unisolated(final: Evaluation) -> None:
         )
 
 
-def _entry(candidate: Candidate, final: Evaluation, target: Target, facts: TargetFacts) -> Entry:
+def _compiled(final: Evaluation, builds: BuildCache | None) -> dict[str, str]:
+    """The binaries that were verified, by file name; nothing for a language that production compiles itself."""
+    if final.language not in PUBLISHED_LANGUAGES:
+        return {}
+    keys = final.build.keys if final.build is not None else ()
+    found = [builds.get(key) for key in keys] if builds is not None else []
+    binaries = [binary for binary in found if isinstance(binary, Binary)]
+    if not binaries or len(binaries) < len(keys):
+        raise PublishError(
+            f"{final.target}: the compiled kernels of its verdict are gone from the build cache",
+            expected=f"{len(keys)} binaries",
+            remedy="forge again (pytest --forge), which builds and verifies them anew",
+        )
+    return {FILE_NAME: encode_binaries(binaries)}
+
+
+def _entry(
+    candidate: Candidate, final: Evaluation, target: Target, facts: TargetFacts, files: Mapping[str, str]
+) -> Entry:
     arch = final.build.arch if final.build is not None else final.device
     return Entry(
         target=target.id,
@@ -119,7 +144,7 @@ def _entry(candidate: Candidate, final: Evaluation, target: Target, facts: Targe
         language=candidate.language,
         arch=arch,
         directory=f"{target.slug}/{arch}",
-        files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in candidate.files),
+        files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in sorted(files.items())),
         guard=final.verification.guard if final.verification is not None else Guard(),
         workloads=tuple(_workload(workload, final) for workload in facts.workloads),
         torch=dict(final.environment).get("torch", ""),

@@ -179,6 +179,8 @@ class Build:
     cached: bool
     log: str = ""
     kernels: tuple[KernelResources, ...] = ()
+    #: Keys in the build cache of binaries that are published with the source (Triton's).
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -324,8 +326,20 @@ class TimedBlock:
 
 
 @dataclass(frozen=True)
+class HostTiming:
+    """Calls one after another with nothing between, ns per call by the supervisor's slope: what a caller sees whose
+    calls are bound by their launches. ``device_ns``: the candidate's same calls by device events. Baselines are there
+    where somebody is launch-bound."""
+
+    candidate_ns: float
+    device_ns: float
+    eager_ns: float | None = None
+    compile_ns: float | None = None
+
+
+@dataclass(frozen=True)
 class WorkloadTiming:
-    """``blocks``: what everything else was reckoned from, kept on request."""
+    """``blocks``: what everything else was reckoned from, kept on request. ``host``: CUDA plans only."""
 
     workload: str
     candidate: Sample
@@ -338,6 +352,7 @@ class WorkloadTiming:
     incumbent: Sample | None = None
     vs_incumbent: Ratio | None = None
     blocks: tuple[TimedBlock, ...] = ()
+    host: HostTiming | None = None
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,13 @@ class _Session:
         if reason:
             return dataclasses.replace(trace, notes=(*trace.notes, f"{reason}; {trace.final.isolation.remedy}"))
         try:
-            item = publish(trace, target, self.evaluator.facts(target), self.config.forge_dir)
+            item = publish(
+                trace,
+                target,
+                self.evaluator.facts(target),
+                self.config.forge_dir,
+                builds=getattr(self.evaluator, "builds", None),
+            )
         except ForgeError as error:
             note = "the winner is kept in the run directory and published by the next run"
             return dataclasses.replace(trace, outcome="error", reason=str(error), notes=(*trace.notes, note))

@@ -19,6 +19,7 @@ from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary, Language, Unit
 from pytest_cudaforge.languages.cache import BuildCache, build_key
+from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, decode_binaries, find_binary
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.records import Build, Candidate, DeviceFacts, KernelResources, Status, TargetFacts, WorkloadFacts
 from pytest_cudaforge.runtime.signature import Signature
@@ -59,6 +60,10 @@ class Kitchen:
             raise Refusal(Status.BUILD_ERROR, f"the candidate has no {' and no '.join(missing)}")
         self.source, self.plan_source = files[self.language.source_name], files["plan.py"]
         self._binaries: dict[Unit, Binary] = {}
+        self._keys: dict[Unit, str] = {}
+        self._publishes = candidate.language in PUBLISHED_LANGUAGES
+        #: What production runs is what a check of a published kernel has to be about.
+        self._published = decode_binaries(files[FILE_NAME]) if self._publishes and FILE_NAME in files else ()
         self.seconds, self.cached = 0.0, True
 
     @property
@@ -71,7 +76,8 @@ class Kitchen:
             for kernel in binary.kernels:
                 resources.setdefault(kernel.expression, kernel.resources)
         text = "\n".join(dict.fromkeys(part for part in log if part))
-        return Build(self.arch, round(self.seconds, 4), self.cached, text, tuple(resources.values()))
+        keys = tuple(self._keys[unit] for unit in self._binaries if unit in self._keys) if self._publishes else ()
+        return Build(self.arch, round(self.seconds, 4), self.cached, text, tuple(resources.values()), keys)
 
     def trace(self, workload: WorkloadFacts) -> TracedPlan:
         """Trace plan.py for one workload's signature. Raises Unsupported as it is: a probe may be refused."""
@@ -138,7 +144,10 @@ class Kitchen:
             return None
 
     def _compile_unit(self, unit: Unit) -> Binary:
-        key = self._key(unit)
+        published = find_binary(self._published, unit, self.arch)
+        if published is not None:
+            return published
+        key = self._keys[unit] = self._key(unit)
         known = self.cache.get(key) if self.cache is not None else None
         if isinstance(known, Binary):
             return known

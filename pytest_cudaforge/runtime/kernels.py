@@ -17,6 +17,7 @@ from pytest_cudaforge import languages
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
 from pytest_cudaforge.languages.binary import Binary, Unit, units_of
 from pytest_cudaforge.languages.cache import BuildCache, build_key
+from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, decode_binaries, find_binary
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.runtime.calls import LoadedPlan, written_buffers
 from pytest_cudaforge.runtime.manifest import Entry
@@ -106,7 +107,20 @@ class Kernel:
     def _trace(self, signature: Signature) -> TracedPlan:
         return trace(self._sources["plan.py"], signature)
 
+    def _published(self, unit: Unit, arch: str) -> Binary:
+        """What was compiled when the kernel was forged. Raises BuildFailure, ConfigError."""
+        found = find_binary(decode_binaries(self._sources.get(FILE_NAME, "")), unit, arch)
+        if found is None:
+            raise BuildFailure(
+                f"no kernel was compiled for this call: {', '.join(unit.kernels)} with {dict(unit.constants)}",
+                expected=f"one of those in {FILE_NAME}; production compiles no {self.entry.language}",
+                remedy="add a workload like this call to the target, and forge again",
+            )
+        return found
+
     def _build(self, unit: Unit, arch: str) -> Binary:
+        if self.entry.language in PUBLISHED_LANGUAGES:
+            return self._published(unit, arch)
         language = languages.load(self.entry.language)
         source = self._sources[language.source_name]
         directory = cache_directory()
