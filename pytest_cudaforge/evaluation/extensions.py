@@ -379,7 +379,7 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
 
 
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
-    own_ns, own_calls, device_ns, torchs_ns = 0.0, _registry.own_calls, 0.0, 0.0
+    own_ns, own_calls, device_ns, torchs_ns, copies_ns = 0.0, _registry.own_calls, 0.0, 0.0, 0.0
     operators: dict[str, float] = {}
     averages = profile.key_averages()
     # Where the driver lets nobody profile, the host's time of launching has to do.
@@ -389,6 +389,7 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         if on_device:
             device_ns += event.self_device_time_total * 1e3
             torchs_ns += event.self_device_time_total * 1e3 if _TORCHS_KERNEL in event.key else 0.0
+            copies_ns += event.self_device_time_total * 1e3 if event.key.startswith(("Memcpy", "Memset")) else 0.0
             continue
         ns = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e3
         if event.key.startswith(_OWN) or is_own_operator(event.key):
@@ -398,7 +399,7 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
             operators[event.key] = operators.get(event.key, 0.0) + ns
     if on_gpu:
         # Torch's own kernels without an operator: a CUDA graph replays what was recorded.
-        hidden_ns = torchs_ns - sum(operators.values())
+        hidden_ns = torchs_ns - max(0.0, sum(operators.values()) - copies_ns)
         if hidden_ns > 0:
             operators[_REPLAYED] = hidden_ns
         # Kernels that no operator of torch's launched are the candidate's: Triton's are, too.

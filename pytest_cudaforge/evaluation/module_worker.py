@@ -51,6 +51,8 @@ _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
 _MAX_FRAMES = 8
 _MAX_ERROR_CHARS = 4000
+#: What torch's allocator may take of a device's memory; the rest is the oracle's and its references'.
+_MEMORY_SHARE = 0.6
 #: What the host code of a few calls may take beside what it calls before it counts as work.
 _HOST_NS = 1_000_000
 
@@ -316,6 +318,7 @@ class _Service:
             _keep_freed_memory()
         else:
             torch.cuda.set_device(self.device)
+            torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, self.device)
             self._driver = driver_of(self.device.index or 0)
             self._wait = self._driver.cuCtxSynchronize
         # For good, since this process runs nothing else: a context that nobody holds would end at once.
