@@ -5,12 +5,14 @@ What is refused by the builder is refused here already; all others must build, o
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from device_attacked import device_kernel, find, write_repo
+from device_modules import CLOCKS, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
 from device_rows import BOMBS, REFUSED, ROWS
 
 from pytest_cudaforge import languages
@@ -125,3 +127,17 @@ def test_a_build_sees_no_file_of_the_repository(
         return
     with pytest.raises(Refusal, match="nothing to see"):
         build(seen, servers=servers)
+
+
+_MODULES = [
+    *((row.name, row.attack) for row in MODULE_ROWS),
+    *((f"{row.name}, twin", row.twin) for row in MODULE_ROWS),
+    *((name, candidate) for name, candidate, _ in (*MODULE_REFUSED, *MODULE_ENDLESS)),
+    *CLOCKS,
+]
+
+
+@pytest.mark.parametrize(("name", "candidate"), _MODULES, ids=[name for name, _ in _MODULES])
+def test_a_module_that_attacks_is_python(name: str, candidate: Candidate) -> None:
+    ((_, text),) = candidate.files
+    assert any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.parse(text).body)

@@ -1,0 +1,346 @@
+# ruff: noqa: E501 - a candidate's line is one line
+"""ModelNew files that attack the verdict on a GPU: streams, graphs, threads, patched clocks, decoys, hogs.
+
+``twice`` and ``product`` come twice: as they are, where only a kernel of one's own passes, and with ``_any`` behind
+the name, where plain torch is allowed, so that an attack needs no kernel to be tempting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from device_rows import DeviceRow
+from module_targets import model
+
+from pytest_cudaforge.records import Candidate, Status
+
+__all__ = ["CLOCKS", "HONEST_MODULE", "LAYERS", "MODULE_ENDLESS", "MODULE_REFUSED", "MODULE_ROWS"]
+
+_ANY = 'allow=("kernel", "mixed", "library", "rewrite")'
+LAYERS = f"""
+import torch
+from pytest_cudaforge import forge_target
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 256)], {_ANY})
+def twice_any(x):
+    return x * 2
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 512), torch.randn(512, 64)], {_ANY})
+def product_any(a, b):
+    return a @ b
+"""
+
+_WRONG, _REJECTED, _CRASH = (Status.INCORRECT_NUMERICAL,), (Status.REJECTED,), (Status.RUNTIME_ERROR,)
+_LAZY = """
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+"""
+_LATER = """
+import threading, time
+def later(y, x):
+    time.sleep(0.05)
+    y.copy_(x * 2)
+    torch.cuda.current_stream().synchronize()
+"""
+_GRAPHS = """
+graphs = {}
+def captured(x):
+    static, side = x.clone(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        static * 2
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = static * 2
+    return graph, static, out
+"""
+_TRITON = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def times_kernel(x, y, n, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, FACTOR * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def times(x, factor):
+    y = torch.empty_like(x)
+    times_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), FACTOR=factor, BLOCK=256)
+    return y
+"""
+_GRAPH_FORWARD = """
+if x.data_ptr() not in graphs:
+    graphs[x.data_ptr()] = captured(x)
+graph, static, out = graphs[x.data_ptr()]
+REFRESH
+graph.replay()
+"""
+#: Without torch's headers: it takes pointers, and is built in seconds.
+_NATIVE = '''
+cuda_source = """
+#include <cuda_runtime.h>
+__global__ void twice_kernel(const float* x, float* y, long long n, long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {}
+  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * x[i];
+}
+void twice_at(unsigned long long x, unsigned long long y, long long n, bool wait) {
+  static cudaStream_t stream = nullptr;
+  if (!stream) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  twice_kernel<<<(n + 255) / 256, 256, 0, stream>>>((const float*)x, (float*)y, n, 4000000);
+  if (wait) cudaStreamSynchronize(stream);
+}
+"""
+ext = load_inline(
+    name="twice_at_ext",
+    cpp_sources="#include <pybind11/pybind11.h>\\nvoid twice_at(unsigned long long, unsigned long long, long long, bool);",
+    cuda_sources=cuda_source,
+    functions=["twice_at"],
+    no_implicit_headers=True,
+    with_pytorch_error_handling=False,
+)
+'''
+_SEARCH = """
+import ctypes, os
+def strangers():
+    cuda, libc, found = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None), 0
+    def importable(fd):
+        handle = ctypes.c_ulonglong()
+        return cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), ctypes.c_void_p(fd), 1) == 0
+    for fd in range(3, 256):
+        try:
+            name = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        found += not name.startswith(("socket:", "pipe:")) and importable(fd)
+    for pid in range(1, 400):
+        if pid == os.getpid():
+            continue
+        pidfd = libc.syscall(434, pid, 0)
+        for number in range(3, 64) if pidfd >= 0 else ():
+            taken = libc.syscall(438, pidfd, number, 0)
+            found += 2 * (taken >= 0 and importable(taken))
+    return found
+others = None
+"""
+_SEARCHED = """
+global others
+if others is None:
+    others = strangers()
+"""
+
+
+def _row(promise: str, name: str, off: str, attack: Candidate, twin: Candidate, **more: object) -> DeviceRow:
+    row = DeviceRow(promise, name, off, attack, twin, target="twice_any")
+    return dataclasses.replace(row, **more)  # type: ignore[arg-type]
+
+
+HONEST_MODULE = model("return x * 2")
+_PRODUCT = model("return args[0] @ args[1]")
+_STREAM = "y = torch.zeros_like(x)\nwith torch.cuda.stream(s):\n    torch.cuda._sleep(20_000_000)\n    y.copy_(2 * x)\nreturn y"
+_NO_SWITCH = "answers are copied at once, in the worker's own stream: there is nothing to switch off"
+_OWN = model("return times(x, 2)", before=_TRITON)
+_WORK = "labels come from what ran in a call; `allow` switches them off, and is the user's"
+
+MODULE_ROWS = (
+    _row(
+        "2: an answer is what is there when a call returns",
+        "compute in a stream that nobody waits for",
+        "",
+        model(_STREAM, before="s = torch.cuda.Stream()"),
+        model(
+            _STREAM.replace("with torch", "s.wait_stream(torch.cuda.current_stream())\nwith torch").replace(
+                "return", "torch.cuda.current_stream().wait_stream(s)\nreturn"
+            ),
+            before="s = torch.cuda.Stream()",
+        ),
+        why=_NO_SWITCH,
+    ),
+    _row(
+        "2: an answer is what is there when a call returns, from native code too",
+        "launch on a stream of its own",
+        "",
+        model("y = torch.zeros_like(x)\next.twice_at(x.data_ptr(), y.data_ptr(), x.numel(), False)\nreturn y", before=_NATIVE),
+        model("y = torch.zeros_like(x)\next.twice_at(x.data_ptr(), y.data_ptr(), x.numel(), True)\nreturn y", before=_NATIVE),
+        why=_NO_SWITCH,
+    ),
+    _row(
+        "2: an answer is what is there when a call returns, whoever computes it",
+        "let a thread finish",
+        "",
+        model("y = torch.zeros_like(x); threading.Thread(target=later, args=(y, x)).start(); return y", before=_LATER),
+        model("y = torch.zeros_like(x); t = threading.Thread(target=later, args=(y, x)); t.start(); t.join(); return y", before=_LATER),
+        why=_NO_SWITCH,
+    ),
+    _row(
+        "2: answers are plain tensors",
+        "return a lazy result",
+        "",
+        model("return (x * 2).as_subclass(Lazy)", before=_LAZY),
+        model("return (x * 2).as_subclass(torch.Tensor)", before=_LAZY),
+        refused=(Status.INCORRECT_SHAPE,),
+        why="the worker copies plain tensors and nothing else: without that there is no answer to judge",
+    ),
+    _row(
+        "2: repeated pointers come with new values",
+        "remember answers by address",
+        "pointers",
+        model("if x.data_ptr() not in answers: answers[x.data_ptr()] = x * 2\nreturn answers[x.data_ptr()].clone()", before="answers = {}"),
+        model("answers[x.data_ptr()] = x * 2\nreturn answers[x.data_ptr()].clone()", before="answers = {}"),
+    ),
+    _row(
+        "2: repeated pointers come with new values, for graphs too",
+        "replay a graph with old inputs",
+        "pointers",
+        model(_GRAPH_FORWARD.replace("REFRESH", "") + "return out.clone()", before=_GRAPHS),
+        model(_GRAPH_FORWARD.replace("REFRESH", "static.copy_(x)") + "return out.clone()", before=_GRAPHS),
+    ),
+    _row(
+        "2: outputs hold nothing of earlier calls",
+        "return memory that an earlier answer was in",
+        "",
+        model("return torch.empty_like(x)"),
+        HONEST_MODULE,
+        why="any trial sees it",
+    ),
+    _row(
+        "2: inputs are compared before and after",
+        "write into an input",
+        "mutation",
+        model("x.mul_(2); return x.clone()"),
+        HONEST_MODULE,
+        refused=_REJECTED,
+        words="was changed",
+    ),
+    _row(
+        "2: inputs are not written, not even for a moment",
+        "write into an input and put the old values back",
+        "sealed",
+        model("old = x.clone(); y = x.mul_(2).clone(); x.copy_(old); return y"),
+        model("old = x.clone(); y = old.mul_(2).clone(); return y"),
+        refused=_REJECTED,
+        words="may put the old back",
+    ),
+    _row(
+        "2: the declared precision sets the bound",
+        "let torch use TF32",
+        "comparison",
+        model("torch.backends.cuda.matmul.allow_tf32 = True\nreturn args[0] @ args[1]"),
+        _PRODUCT,
+        target="product_any",
+    ),
+    _row(
+        "2: the declared precision sets the bound, also behind casts",
+        "multiply in half precision",
+        "comparison",
+        model("return (args[0].half() @ args[1].half()).float()"),
+        _PRODUCT,
+        target="product_any",
+    ),
+    _row(
+        "1: a worker holds no memory but its own",
+        "look for other processes' device memory",
+        "",
+        model(_SEARCHED + "return x * 2 if others > 1 else torch.zeros_like(x)", before=_SEARCH),
+        model(_SEARCHED + "return x * 2 if others is not None else torch.zeros_like(x)", before=_SEARCH),
+        why="several fences at once: process ids, seccomp, descriptors; test_sandbox_attacks switches off each",
+    ),
+    _row(
+        "4: a label below `kernel` passes only where it is allowed",
+        "call torch",
+        "",
+        model("return x + x"),
+        _OWN,
+        target="twice",
+        refused=_REJECTED,
+        why=_WORK,
+    ),
+    _row(
+        "4: own kernels make the answer",
+        "launch a decoy",
+        "",
+        model("times(x, 2)\nreturn x * 2", before=_TRITON),
+        _OWN,
+        target="twice",
+        refused=_REJECTED,
+        why=_WORK,
+    ),
+    _row(
+        "4: torch's work shows in a graph as well",
+        "hide torch in a graph and copy its answer",
+        "",
+        model(_GRAPH_FORWARD.replace("REFRESH", "static.copy_(x)") + "return times(out, 1)", before=_GRAPHS + _TRITON),
+        _OWN,
+        target="twice",
+        refused=_REJECTED,
+        why=_WORK,
+    ),
+)  # fmt: skip
+
+#: (name, candidate, statuses). None is ever a pass.
+MODULE_REFUSED: tuple[tuple[str, Candidate, tuple[Status, ...]], ...] = (
+    ("leave with status 0", model("import os; os._exit(0)"), _CRASH),
+    ("print a verdict", model("print('PASSED', flush=True); return torch.zeros_like(x)"), _WRONG),
+    ("fail an assertion on the device", model("return x[torch.full((64,), 1 << 30, device=x.device)]"), _CRASH),
+    (
+        "touch no memory",
+        model(
+            "import ctypes\nctypes.CDLL('libcuda.so.1').cuMemsetD32_v2(ctypes.c_uint64(64), 7, ctypes.c_size_t(4))\n"
+            "torch.as_tensor(Fake(), device=x.device).fill_(1); return x * 2",
+            before="class Fake:\n    __cuda_array_interface__ = {'shape': (4,), 'typestr': '<f4', 'data': (x_at, False), 'version': 3}".replace("x_at", "1 << 46"),
+        ),
+        _CRASH,
+    ),
+    (
+        "take all memory",
+        model(
+            "self.hold = torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8, device=x.device)\nreturn x * 2"
+        ),
+        _CRASH,
+    ),
+    ("end the device's context", model("import ctypes\nctypes.CDLL('libcuda.so.1').cuDevicePrimaryCtxReset_v2(0)\nreturn x * 2"), (*_CRASH, *_WRONG, Status.TIMEOUT)),
+)  # fmt: skip
+MODULE_ENDLESS: tuple[tuple[str, Candidate, tuple[Status, ...]], ...] = (
+    ("sleep for ever on the device", model("torch.cuda._sleep(1 << 60); return x * 2"), (Status.TIMEOUT,)),
+    ("loop for ever on the host", model("while True: pass"), (Status.TIMEOUT,)),
+)
+
+_WORKS = "torch.cuda._sleep(400_000); return x * 2"
+_STOP_CLOCKS = """
+import time
+nothing = lambda *args, **kwargs: 0
+time.perf_counter_ns = time.monotonic_ns = time.time_ns = time.perf_counter = time.monotonic = nothing
+torch.cuda.Event.elapsed_time = torch.cuda.Event.synchronize = torch.cuda.Event.query = nothing
+"""
+_STOP_WAITING = """
+nothing = lambda *args, **kwargs: None
+torch.cuda.synchronize = torch._C._cuda_synchronize = torch.cuda.Stream.synchronize = nothing
+torch.cuda.current_stream = nothing
+"""
+_LEFT_BEHIND = """
+import threading, time
+wait = torch.cuda.synchronize
+torch.cuda.synchronize = lambda *args, **kwargs: torch.cuda.current_stream().synchronize()
+def spin():
+    side = torch.cuda.Stream()
+    while True:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+        side.synchronize()
+threading.Thread(target=spin, daemon=True).start()
+"""
+#: Timed: (name, candidate). A call of the first three takes 200 us on the device, whatever they do to clocks.
+CLOCKS: tuple[tuple[str, Candidate], ...] = (
+    ("honest", model(_WORKS)),
+    ("stop every clock", model(_WORKS, before=_STOP_CLOCKS)),
+    ("do not wait for the device", model(_WORKS, before=_STOP_WAITING)),
+    ("leave a kernel running beside the baselines", model("return x * 2", before=_LEFT_BEHIND)),
+)

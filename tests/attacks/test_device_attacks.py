@@ -1,0 +1,292 @@
+"""Each row of ``device_rows`` and ``device_modules`` on a real GPU: refused, passed without its defence, twin passes.
+
+Verdicts without a clock are reached several at once, in groups: all with every defence on, then those of each switch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import device_attacked
+import device_modules
+import pytest
+from device_attacked import device_kernel, find
+from device_modules import CLOCKS, HONEST_MODULE, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
+from device_rows import BOMBS, REFUSED, ROWS, DeviceRow
+from switches import SWITCHES
+
+from pytest_cudaforge.evaluation import verification
+from pytest_cudaforge.evaluation.builder import Builder
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
+]
+_AT_ONCE = 6
+_ON_AND_SEALED = ("cpu", "cuda")
+Job = tuple[Candidate, str, bool]
+
+
+class _Verdicts:
+    """Verdicts by candidate, target and timing; each is reached once."""
+
+    def __init__(self, evaluator: Evaluator, repo: Path, rows: Sequence[DeviceRow]) -> None:
+        self.evaluator, self.repo, self.rows = evaluator, repo, rows
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str, bool], Future[Evaluation]] = {}
+        self._without: dict[str, dict[str, Future[Evaluation]]] = {}
+
+    def reach(self, jobs: Sequence[Job]) -> None:
+        """All of them, several at once where nothing is timed; errors are kept for who asks."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for candidate, target, timing in jobs:
+                key = (candidate.digest, target, timing)
+                if key not in self._known:
+                    self._known[key] = pool.submit(self.evaluate, candidate, target, timing)
+
+    def evaluate(self, candidate: Candidate, target: str, timing: bool = False) -> Evaluation:
+        return self.evaluator.evaluate(candidate, find(self.repo, target), timing=timing)
+
+    def of(self, candidate: Candidate, target: str, timing: bool = False) -> Evaluation:
+        self.reach([(candidate, target, timing)])
+        return self._known[candidate.digest, target, timing].result()
+
+    def without(self, off: str, name: str) -> Evaluation:
+        """The attack ``name`` with its defence switched off, with all others of the same switch."""
+        if off not in self._without:
+            rows = [row for row in self.rows if row.off == off]
+            with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(_AT_ONCE) as pool:
+                SWITCHES[off](patch)
+                if off != "sealed":
+                    _seal(patch, on=False)
+                self._without[off] = {
+                    row.name: pool.submit(self.evaluate, row.attack, row.target, row.timing) for row in rows
+                }
+                pool.shutdown(wait=True)
+        return self._without[off][name].result()
+
+
+def _seal(patch: pytest.MonkeyPatch, on: bool) -> None:
+    patch.setattr(verification, "_SEALED_ON", _ON_AND_SEALED if on else ("cpu",))
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    device_attacked.write_repo(root)
+    (root / "device_modules.py").write_text(device_modules.LAYERS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    cache = tmp_path_factory.mktemp("cache")
+    settings = EvaluatorSettings(
+        device="cuda:0", cache_dir=cache, lock_dir=cache, timing_budget_s=0.6, hang_limit_s=20.0
+    )
+    with Evaluator(settings) as opened:
+        assert opened.device.arch
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def plans(evaluator: Evaluator, repo: Path) -> _Verdicts:
+    """All launch plans of the table that are not timed, attacks and twins."""
+    verdicts = _Verdicts(evaluator, repo, ROWS)
+    verdicts.of(device_kernel(), "waves")
+    verdicts.reach([(c, row.target, False) for row in _untimed(ROWS) for c in (row.attack, row.twin)])
+    return verdicts
+
+
+@pytest.fixture(scope="module")
+def modules(evaluator: Evaluator, repo: Path) -> _Verdicts:
+    """As ``plans``, of the module tier."""
+    verdicts = _Verdicts(evaluator, repo, MODULE_ROWS)
+    verdicts.reach([(c, row.target, False) for row in _untimed(MODULE_ROWS) for c in (row.attack, row.twin)])
+    return verdicts
+
+
+@pytest.fixture(scope="module")
+def verdicts_of(request: pytest.FixtureRequest) -> Callable[[DeviceRow], _Verdicts]:
+    def chosen(row: DeviceRow) -> _Verdicts:
+        found = request.getfixturevalue("plans" if row.attack.language == "cuda" else "modules")
+        assert isinstance(found, _Verdicts)
+        return found
+
+    return chosen
+
+
+Of = Callable[[DeviceRow], _Verdicts]
+
+
+def _show(name: str, evaluation: Evaluation) -> None:
+    first = evaluation.reason.splitlines()[0] if evaluation.reason else ""
+    print(f"  {evaluation.status.name:20s} {evaluation.seconds:5.1f} s  {name}: {first[:150]}")
+
+
+def _require_refused(row: DeviceRow, evaluation: Evaluation) -> None:
+    _show(row.name, evaluation)
+    assert evaluation.status in row.refused, evaluation.reason
+    assert row.words in evaluation.reason
+
+
+def _untimed(rows: Sequence[DeviceRow]) -> list[DeviceRow]:
+    return [row for row in rows if not row.timing and row.off != "sealed"]
+
+
+@pytest.mark.parametrize("row", _untimed(ROWS), ids=lambda row: row.name)
+def test_a_plan_that_attacks_is_refused(row: DeviceRow, verdicts_of: Of) -> None:
+    _require_refused(row, verdicts_of(row).of(row.attack, row.target))
+
+
+@pytest.mark.parametrize("row", _untimed(ROWS), ids=lambda row: row.name)
+def test_the_plan_that_does_not_passes(row: DeviceRow, verdicts_of: Of) -> None:
+    evaluation = verdicts_of(row).of(row.twin, row.target)
+    _show(f"{row.name}, twin", evaluation)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+@pytest.mark.parametrize("row", [row for row in _untimed(ROWS) if row.off], ids=lambda row: row.name)
+def test_a_plan_passes_once_its_defence_is_off(row: DeviceRow, verdicts_of: Of) -> None:
+    evaluation = verdicts_of(row).without(row.off, row.name)
+    _show(f"{row.name}, without {row.off}", evaluation)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+@pytest.fixture
+def quick(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short limits, so that what hangs ends soon."""
+    monkeypatch.setattr(evaluator, "settings", dataclasses.replace(evaluator.settings, hang_limit_s=2.0))
+    assert Builder.compile.__kwdefaults__ is not None
+    monkeypatch.setitem(Builder.compile.__kwdefaults__, "timeout_s", 6)
+
+
+def _cases(evaluation: Evaluation) -> list[tuple[str, bool]]:
+    assert evaluation.verification is not None
+    return sorted((case.case, case.passed) for case in evaluation.verification.cases)
+
+
+@pytest.mark.timeout(300)
+def test_none_of_these_plans_is_ever_a_pass_and_the_next_verdict_is_unharmed(plans: _Verdicts, quick: None) -> None:
+    failed = []
+    before = plans.evaluate(device_kernel(), "waves")
+    plans.reach([(candidate, "waves", False) for _, candidate, statuses in (*REFUSED, *BOMBS) if not _hangs(statuses)])
+    for name, candidate, statuses in (*REFUSED, *BOMBS):
+        evaluation = plans.of(candidate, "waves")
+        _show(name, evaluation)
+        if evaluation.status not in statuses:
+            failed.append(f"{name}: {evaluation.status.name}: {evaluation.reason}")
+    after = plans.evaluate(device_kernel(), "waves")
+    assert after.status is before.status is Status.PASSED, after.reason
+    assert _cases(before) == _cases(after)
+    assert not failed, "\n".join(failed)
+
+
+def _hangs(statuses: tuple[Status, ...]) -> bool:
+    return statuses[0] is Status.TIMEOUT
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.off == "sealed"], ids=lambda row: row.name)
+def test_a_plan_that_writes_sealed_inputs_is_refused_and_no_other(
+    row: DeviceRow, plans: _Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plans.without("sealed", row.name).status is Status.PASSED
+    _seal(monkeypatch, on=True)
+    _require_refused(row, plans.evaluate(row.attack, row.target))
+    evaluation = plans.evaluate(row.twin, row.target)
+    _show(f"{row.name}, twin", evaluation)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+# -- the module tier
+
+
+@pytest.mark.parametrize("row", _untimed(MODULE_ROWS), ids=lambda row: row.name)
+def test_a_module_that_attacks_is_refused(row: DeviceRow, verdicts_of: Of) -> None:
+    _require_refused(row, verdicts_of(row).of(row.attack, row.target))
+
+
+@pytest.mark.parametrize("row", _untimed(MODULE_ROWS), ids=lambda row: row.name)
+def test_the_module_that_does_not_passes(row: DeviceRow, verdicts_of: Of) -> None:
+    evaluation = verdicts_of(row).of(row.twin, row.target)
+    _show(f"{row.name}, twin", evaluation)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+@pytest.mark.parametrize("row", [row for row in _untimed(MODULE_ROWS) if row.off], ids=lambda row: row.name)
+def test_a_module_passes_once_its_defence_is_off(row: DeviceRow, verdicts_of: Of) -> None:
+    evaluation = verdicts_of(row).without(row.off, row.name)
+    _show(f"{row.name}, without {row.off}", evaluation)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+@pytest.mark.timeout(300)
+def test_none_of_these_modules_is_ever_a_pass_and_the_next_verdict_is_unharmed(modules: _Verdicts, quick: None) -> None:
+    failed = []
+    modules.reach([(candidate, "twice_any", False) for _, candidate, _ in MODULE_REFUSED])
+    for name, candidate, statuses in (*MODULE_REFUSED, *MODULE_ENDLESS):
+        evaluation = modules.of(candidate, "twice_any")
+        _show(name, evaluation)
+        if evaluation.status not in statuses:
+            failed.append(f"{name}: {evaluation.status.name}: {evaluation.reason}")
+    after = modules.evaluate(HONEST_MODULE, "twice_any")
+    assert after.status is Status.PASSED, after.reason
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("row", [row for row in MODULE_ROWS if row.off == "sealed"], ids=lambda row: row.name)
+def test_a_module_that_writes_sealed_inputs_is_refused_and_no_other(
+    row: DeviceRow, modules: _Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert modules.without("sealed", row.name).status is Status.PASSED
+    _seal(monkeypatch, on=True)
+    _require_refused(row, modules.evaluate(row.attack, row.target))
+    evaluation = modules.evaluate(row.twin, row.target)
+    _show(f"{row.name}, twin", evaluation)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+# -- time
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.timing], ids=lambda row: row.name)
+def test_a_plan_that_cheats_under_the_clock_is_refused(row: DeviceRow, verdicts_of: Of) -> None:
+    verdicts = verdicts_of(row)
+    _require_refused(row, verdicts.of(row.attack, row.target, timing=True))
+    twin = verdicts.of(row.twin, row.target, timing=True)
+    _show(f"{row.name}, twin", twin)
+    assert twin.status is Status.PASSED, twin.reason
+    off = verdicts.without(row.off, row.name)
+    _show(f"{row.name}, without {row.off}", off)
+    assert off.status is Status.PASSED, off.reason
+
+
+@pytest.mark.parametrize(("name", "candidate"), CLOCKS[:3], ids=[name for name, _ in CLOCKS[:3]])
+def test_a_module_takes_as_long_as_its_kernels_whatever_it_does_to_clocks(
+    name: str, candidate: Candidate, modules: _Verdicts
+) -> None:
+    evaluation = modules.of(candidate, "twice_any", timing=True)
+    _show(name, evaluation)
+    if evaluation.timing is None:
+        assert name != "honest" and evaluation.status is not Status.PASSED, evaluation.reason
+        return
+    (timed,) = evaluation.timing.workloads
+    print(f"    {timed.candidate.median_ns / 1e3:.0f} us a call, {evaluation.timing.decision}")
+    assert timed.candidate.median_ns > 150_000
+    assert evaluation.timing.decision != "faster"
+
+
+def test_a_kernel_left_running_beside_the_baselines_wins_nothing(modules: _Verdicts) -> None:
+    name, candidate = CLOCKS[3]
+    evaluation = modules.of(candidate, "twice_any", timing=True)
+    _show(name, evaluation)
+    decision = evaluation.timing.decision if evaluation.timing is not None else "none"
+    print(f"    {evaluation.timing}")
+    assert not (evaluation.passed and decision == "faster")
