@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from pytest_cudaforge.events import ForgeEvent
-from pytest_cudaforge.records import CaseResult, Evaluation, Round, SanitizerReport, Trace, Usage
+from pytest_cudaforge.records import CaseResult, Evaluation, Round, SanitizerReport, Timing, Trace, Usage
 from pytest_cudaforge.report.rows import Totals, round_row, row, rows
 
 __all__ = [
@@ -123,9 +123,24 @@ def evaluation_text(evaluation: Evaluation) -> str:
             f"{timing.decision}: {speedup_text(timing.speedup_eager)} vs eager, "
             f"{speedup_text(timing.speedup_compile)} vs compile" + (f" ({timing.note})" if timing.note else "")
         )
+        lines += _host_lines(timing)
     if evaluation.build is not None and evaluation.build.log and not evaluation.passed:
         lines += ["build log:", *("  " + line for line in evaluation.build.log.splitlines())]
     return "\n".join(lines)
+
+
+def _host_lines(timing: Timing) -> list[str]:
+    """Device and host times of workloads that may be bound by their launches, us per call."""
+    lines = []
+    for entry in timing.workloads:
+        host = entry.host
+        if host is not None and host.eager_ns is not None:
+            device_us = (
+                f"device {entry.candidate.median_ns / 1e3:.2f} against {entry.eager.median_ns / 1e3:.2f} us eager"
+            )
+            host_us = f"host {host.candidate_ns / 1e3:.2f} against {host.eager_ns / 1e3:.2f} us eager"
+            lines.append(f"workload {entry.workload}, launch-bound: {device_us}, {host_us}")
+    return lines
 
 
 def _verification_lines(cases: Sequence[CaseResult]) -> list[str]:

@@ -76,6 +76,8 @@ _TIMING_BUDGET_S = {"cpu": 0.9, "cuda": 1.5}
 _HANG_LIMIT_S = 10.0
 #: A speedup over torch.compile that asks for a second look.
 _QUARANTINE = 10.0
+#: From this time on two clocks on the same calls are held against each other, and within what share they agree.
+_COMPARED_NS, _CLOCKS_AGREE = 50_000.0, 0.05
 #: How long to wait for a quieter moment before a crowded sitting is repeated.
 _QUIET_WAIT_S = 3.0
 #: Rotations that hold more than this are closed after use.
@@ -678,6 +680,7 @@ class _Attempt:
         self._foreign = max(self._foreign, max(block.foreign for block in blocks))
         bound_ns = roofline.reference_ns(product.workload, self.facts.precision, host.device)
         summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns)
+        summary = replace(summary, host=sitting.host)
         summary = replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary
         return summary, sitting.crowded
 
@@ -699,6 +702,7 @@ class _Attempt:
             deciding.append(result.vs_compile if faster and result.vs_compile is not None else result.vs_eager)
             if result.roofline_ns is not None and result.candidate.median_ns < result.roofline_ns:
                 notes.append(f"{result.workload}: faster than the roofline's estimate; why is not known")
+            notes += _clocks_apart(result)
         compiled = [r.vs_compile for r in timed if r.vs_compile is not None]
         raced = [r.vs_incumbent for r in timed if r.vs_incumbent is not None]
         if self._lag > 1.0:
@@ -716,6 +720,17 @@ class _Attempt:
             own_share=self._own_share,
             vs_incumbent=statistics.combine(raced) if len(raced) == len(timed) else None,
         )
+
+
+def _clocks_apart(result: WorkloadTiming) -> list[str]:
+    """A note where device events and the supervisor's clock tell different times of the same calls."""
+    host = result.host
+    if host is None or min(host.candidate_ns, host.device_ns) < _COMPARED_NS:
+        return []
+    apart = host.candidate_ns / host.device_ns - 1.0
+    if abs(apart) <= _CLOCKS_AGREE:
+        return []
+    return [f"{result.workload}: the supervisor's clock tells {apart:+.1%} of what device events do for the same calls"]
 
 
 _DISTURBED = "the baselines ran slower beside the candidate than alone, twice"

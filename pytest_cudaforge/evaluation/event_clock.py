@@ -84,6 +84,18 @@ class EventClock:
             exposed += not hidden
         return [*times_ns, late_ns, exposed]
 
+    def around(self, bounds: Sequence[Bound], calls: int) -> int:
+        """ns from the first to the last of ``calls`` calls one after another, rotating over ``bounds``: host time that
+        the device waits for is in it. The same work, and the same waiting, as the supervisor's clock sees."""
+        self.synchronize()
+        checked(self._driver.cuEventRecord(self._start, _STREAM), "recording an event")
+        for index in range(calls):
+            bounds[index % len(bounds)].run()
+        checked(self._driver.cuEventRecord(self._end, _STREAM), _RUNNING)
+        self.synchronize()
+        elapsed_ms = float(checked(self._driver.cuEventElapsedTime(self._start, self._end), "reading the events"))
+        return max(round(elapsed_ms * 1e6), 0)
+
     def _one(self, bound: Bound) -> tuple[int, int, bool]:
         """Device ns, ns that a device-wide wait still took after the end event, whether the host was hidden."""
         driver = self._driver

@@ -22,6 +22,8 @@ _MAX_CALLS = 20_000
 #: How much of its share of the longer request a call counts at least; the rest is noise.
 _SHARE = 0.95
 _REQUESTS = 5
+#: Calls of the first of two requests by both clocks at least, and how many slopes a median is taken of.
+_FIRST_CALLS, _SLOPES = 4, 5
 #: What fetching one answer of a module takes: less than it does on a busy machine, so that little can be hidden there.
 _FETCH_NS, _FETCH_NS_PER_BYTE = 5_000.0, 0.15
 #: A turn may take so many times its slice for the sake of a slope without the fetching of answers.
@@ -109,10 +111,17 @@ class SlopeParty:
 
 
 class EventParty:
-    """Timed by device events: ``sample(count, warm)`` returns that many times in ns; a turn is their median."""
+    """Timed by device events: ``sample(count, warm)`` returns that many times in ns; a turn is their median.
 
-    def __init__(self, sample: Callable[[int, bool], Sequence[int]]) -> None:
-        self._sample = sample
+    ``both(calls)``: ns of so many calls one after another by the supervisor's clock, and by device events.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[int, bool], Sequence[int]],
+        both: Callable[[int], tuple[int, int]] | None = None,
+    ) -> None:
+        self._sample, self._both = sample, both
         self._per_call_ns = 0.0
         self.calls = 0
 
@@ -126,6 +135,18 @@ class EventParty:
 
     def once(self, calls: int) -> float:
         return float(statistics.median(self._sample(calls, False)))
+
+    def by_both_clocks(self, slice_ns: float) -> tuple[float, float] | None:
+        """ns per call by the supervisor's slope and by device events, over the very same calls; None where only the
+        device's clock can be had. What disturbs a slope makes it longer or shorter alike: the median of a few."""
+        if self._both is None:
+            return None
+        self._both(2)
+        once_ns, _ = self._both(_FIRST_CALLS)
+        calls = max(_FIRST_CALLS, min(_MAX_CALLS, math.ceil(slice_ns * _FIRST_CALLS / max(once_ns, 1))))
+        pairs = [(self._both(calls), self._both(2 * calls)) for _ in range(_SLOPES)]
+        slopes = [[slope_ns(one[i], two[i], calls) for one, two in pairs] for i in (0, 1)]
+        return statistics.median(slopes[0]), statistics.median(slopes[1])
 
 
 def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clock, flush_bytes: int) -> Party:
@@ -170,7 +191,8 @@ def worker_party(
         return EventParty(
             lambda count, warm: (
                 worker.time_events(sets, count, flush_bytes=flush_bytes, timeout_s=limit_s, warm=warm).ns
-            )
+            ),
+            lambda calls: worker.time_run(sets, calls, timeout_s=limit_s),
         )
 
     def run(calls: int, first: int) -> int:

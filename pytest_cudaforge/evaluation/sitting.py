@@ -29,7 +29,7 @@ from pytest_cudaforge.evaluation.novelty import (
     single_of,
 )
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
-from pytest_cudaforge.evaluation.parties import Clock, Party, baseline_party, request_ns, worker_party
+from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, baseline_party, request_ns, worker_party
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
@@ -49,7 +49,16 @@ from pytest_cudaforge.evaluation.timing import (
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.hardware.nvml import DeviceMonitor
 from pytest_cudaforge.plan import LibraryCall
-from pytest_cudaforge.records import Sample, Status, Target, TimedBlock, WorkloadFacts, WorkloadTiming, to_json
+from pytest_cudaforge.records import (
+    HostTiming,
+    Sample,
+    Status,
+    Target,
+    TimedBlock,
+    WorkloadFacts,
+    WorkloadTiming,
+    to_json,
+)
 
 __all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "open_rotation"]
 
@@ -59,6 +68,10 @@ _MAX_FRAMES = 256
 _FEWEST_BLOCKS = 3
 #: How long the answers of one pass may be judged, once one of them was.
 _JUDGING_S = 0.1
+#: Below this a call's launch may take longer than the call.
+LAUNCH_BOUND_NS = 20_000.0
+#: Above this host time is nothing beside a call, and two clocks take their time.
+_LONG_CALL_NS = 2e6
 _MAX_ROTATION_BYTES = {"cpu": 192 << 20, "cuda": 2 << 30}
 
 
@@ -155,6 +168,8 @@ class Sitting:
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
         self._spare_ns = 0.0
+        #: Calls by the supervisor's clock, where device events decide.
+        self.host: HostTiming | None = None
         #: Were other processes busy in nearly every block, so that none could be left out?
         self.crowded = False
         #: How many times longer new values take than values seen before; 1.0 within noise.
@@ -246,7 +261,24 @@ class Sitting:
             blocks = self._blocks(process, parties, time.monotonic() + self.pace.budget_s / self.pace.processes)
             if blocks and not self._writes_inputs():
                 self._check_timed_calls(process, table, parties["candidate"], blocks)
+            if blocks and process == self.pace.processes - 1:
+                self.host = self._host_times(parties["candidate"], blocks)
             return blocks
+
+    def _host_times(self, candidate: Party, blocks: Sequence[Block]) -> HostTiming | None:
+        """Calls back to back by both clocks, and the baselines' where host time may be what a caller waits for."""
+        medians = {party: statistics.median(block.of(party) for block in blocks) for party in blocks[0].parties}
+        if not isinstance(candidate, EventParty) or medians["candidate"] > _LONG_CALL_NS:
+            return None
+        found = candidate.by_both_clocks(self.pace.slice_ns)
+        if found is None:
+            return None
+        others: dict[str, float] = {}
+        if min(medians["candidate"], medians["eager"]) < LAUNCH_BOUND_NS:
+            for name in self.rotation.parties:
+                party = baseline_party(self.oracle, self.rotation.number, name, clock="supervisor", flush_bytes=0)
+                others[name] = party.turn(self.pace.slice_ns)
+        return HostTiming(found[0], found[1], others.get("eager"), others.get("compile"))
 
     def _baseline(self, name: str) -> Party:
         number = self.rotation.number

@@ -30,7 +30,7 @@ Which = Literal["main", "prepare"]
 #: (slot of an attached arena, byte offset of the buffer's first element); one per buffer of the plan, in order
 Binding = tuple[int, int]
 
-_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS = range(1, 8)
+_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN = range(1, 9)
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 
@@ -157,6 +157,19 @@ class Worker:
             raise WorkerProtocol(f"{samples} samples asked, {len(reply.values)} values came", phase="device timing")
         return EventSamples(reply.values[:samples], reply.values[samples], reply.values[samples + 1])
 
+    def time_run(
+        self, sets: Sequence[Sequence[Binding]], calls: int, *, timeout_s: float, first_set: int = 0
+    ) -> tuple[int, int]:
+        """CUDA only: as :meth:`run_many`, by both clocks: (ns by this process's clock, ns by device events)."""
+        payload = {"sets": _plain(sets), "calls": calls, "first_set": first_set}
+        started_ns = time.perf_counter_ns()
+        reply = self._ask(_TIME_RUN, payload, "calls by two clocks", timeout_s)
+        taken_ns = time.perf_counter_ns() - started_ns
+        if len(reply.values) != 1:
+            self._child.kill()
+            raise WorkerProtocol(f"one value asked, {len(reply.values)} came", phase="calls by two clocks")
+        return taken_ns, reply.values[0]
+
     def stop(self) -> None:
         """SIGSTOP; returns once every thread has stopped.
 
@@ -270,6 +283,8 @@ class _Service:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"])
         elif request.operation == _TIME_EVENTS:
             return self._time_events(asked)
+        elif request.operation == _TIME_RUN:
+            return (self._event_clock().around(self._rotated(asked), asked["calls"]),)
         return ()
 
     def _start(self, asked: Any, blob: bytes) -> None:
@@ -349,12 +364,16 @@ class _Service:
             checked(self._driver.cuCtxSynchronize(), doing)
 
     def _time_events(self, asked: Any) -> Sequence[int]:
+        rotated = self._rotated(asked)
+        return self._event_clock().sample(rotated, asked["samples"], asked["flush_bytes"], warm=asked["warm"])
+
+    def _rotated(self, asked: Any) -> list[Bound]:
+        """The buffer sets asked for, bound, from the first one on."""
         if self._device == "cpu":
             raise LaunchFailure("device events were asked of the CPU")
         bounds = [self._bind("main", bindings) for bindings in asked["sets"]]
         first = asked["first_set"] % len(bounds)
-        rotated = [*bounds[first:], *bounds[:first]]
-        return self._event_clock().sample(rotated, asked["samples"], asked["flush_bytes"], warm=asked["warm"])
+        return [*bounds[first:], *bounds[:first]]
 
     def _event_clock(self) -> EventClock:
         if self._clock is None:

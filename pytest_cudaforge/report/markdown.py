@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from pytest_cudaforge.records import Evaluation, Ratio, Round, Sample, Trace, Usage, Verification
+from pytest_cudaforge.records import Evaluation, Ratio, Round, Sample, Timing, Trace, Usage, Verification
 from pytest_cudaforge.report.rows import RoundRow, Row, Totals, round_row, rows
 
 __all__ = ["escape", "fence", "report", "summary"]
@@ -88,7 +88,30 @@ def _speedups(final: Evaluation) -> str:
     text = f"Decision: **{timing.decision}**, by the clock `{timing.clock}`, re-measured after the rounds. "
     text += "Speedup: median over paired blocks of baseline ÷ kernel, with its interval; times are medians."
     note = f"\n\n{escape(timing.note)}" if timing.note else ""
-    return f"## Speed\n\n{text}\n\n{_table(header, cells)}{note}"
+    return f"## Speed\n\n{text}\n\n{_table(header, cells)}{_launch_bound(timing)}{note}"
+
+
+def _launch_bound(timing: Timing) -> str:
+    """Device and host times of workloads whose calls may take less than their launches."""
+    cells = [
+        (
+            escape(entry.workload),
+            _time(entry.candidate),
+            _nanoseconds(entry.host.candidate_ns),
+            _time(entry.eager),
+            _nanoseconds(entry.host.eager_ns),
+            _nanoseconds(entry.host.compile_ns),
+        )
+        for entry in timing.workloads
+        if entry.host is not None and entry.host.eager_ns is not None
+    ]
+    if not cells:
+        return ""
+    header = ("workload", "kernel, device", "kernel, host", "eager, device", "eager, host", "compile, host")
+    text = (
+        "Launch-bound: beside the device's time of a cold call, the host's of calls one after another (replay without "
+    )
+    return f"\n\n{text}torch, the references in torch).\n\n{_table(header, cells)}"
 
 
 def _accuracy(final: Evaluation) -> str:
@@ -264,11 +287,13 @@ def _ratio(ratio: Ratio | None) -> str:
 
 
 def _time(sample: Sample | None) -> str:
-    if sample is None:
+    return _nanoseconds(sample.median_ns if sample is not None else None)
+
+
+def _nanoseconds(time_ns: float | None) -> str:
+    if time_ns is None:
         return ""
-    if sample.median_ns < 1e6:
-        return f"{sample.median_ns / 1e3:.2f} µs"
-    return f"{sample.median_ns / 1e6:.3f} ms"
+    return f"{time_ns / 1e3:.2f} µs" if time_ns < 1e6 else f"{time_ns / 1e6:.3f} ms"
 
 
 def _count(value: int | None) -> str:
