@@ -1,27 +1,38 @@
-"""Hostile evaluations in a row on the CPU: does anything of them stay, and is the next honest verdict unchanged?
+"""Hostile evaluations in a row: does anything of them stay, and is the next honest verdict unchanged?
 
-To run: `python tests/benchmarks/hostile_endurance.py [evaluations] [seed]` (default 200 and 0; about two seconds each).
-Candidates are drawn from the attack suite, each with a text of its own, so that no build comes from the cache. Limits
-for hangs are 1 s for a call and 5 s for a compile. Printed: verdicts by status, then what was there after the first ten
-evaluations and at the end. This process adopts whatever its children leave behind, so an orphan counts as a process.
+To run: `python tests/benchmarks/hostile_endurance.py [evaluations] [seed] [--device cuda:0]` (default 200 and 0 on the
+CPU; about two seconds each). Candidates are drawn from the attack suite, each with a text of its own, so that no build
+comes from the cache. Limits for hangs are 1 s for a call and 5 s for a compile. Printed: verdicts by status, then what
+was there after the first ten evaluations and at the end, on a GPU its memory and processes as nvidia-smi tells them.
+This process adopts whatever its children leave behind, so an orphan counts as a process.
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import ctypes
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
 
-from attacked import find, hostile, write_repo
+import attacked
+import device_attacked
+import device_modules
+from attacked import hostile
+from device_attacked import device_kernel
+from device_modules import MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
+from device_rows import REFUSED as DEVICE_REFUSED
+from device_rows import ROWS as DEVICE_ROWS
 from verdict_rows import REFUSED, ROWS
 
 from pytest_cudaforge.evaluation.builder import Builder
@@ -30,6 +41,8 @@ from pytest_cudaforge.records import Candidate, Evaluation, Target
 
 _PR_SET_CHILD_SUBREAPER = 36
 _WARM_UP = 10
+#: What may come and go: this process's own pages, and what torch's allocator keeps in the oracle.
+_SLACK = {"resident MB of this process": 8.0, "MB of the device in use": 64.0}
 #: What the table needs of a row: its name, its candidate, its target.
 Attack = tuple[str, Candidate, str]
 
@@ -41,13 +54,23 @@ def _attacks(secret: Path) -> list[Attack]:
     return [(name, _with(candidate, "@SECRET@", str(secret)), target) for name, candidate, target in found]
 
 
+def _device_attacks() -> list[Attack]:
+    """As :func:`_attacks`, of launch plans and modules on a GPU; what a switch alone refuses there is left out."""
+    rows = [row for row in (*DEVICE_ROWS, *MODULE_ROWS) if row.off not in ("order", "sealed") and not row.timing]
+    found = [(row.name, row.attack, row.target) for row in rows]
+    found += [(name, candidate, "waves") for name, candidate, _ in DEVICE_REFUSED]
+    return found + [(name, candidate, "twice_any") for name, candidate, _ in (*MODULE_REFUSED, *MODULE_ENDLESS)]
+
+
 def _with(candidate: Candidate, old: str, new: str) -> Candidate:
-    return Candidate.of("cpp", {name: text.replace(old, new) for name, text in candidate.files})
+    return Candidate.of(candidate.language, {name: text.replace(old, new) for name, text in candidate.files})
 
 
 def _numbered(candidate: Candidate, number: int) -> Candidate:
-    source = candidate.file("kernel.cpp") + f"\n// evaluation {number}\n"
-    return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": candidate.file("plan.py")})
+    files = dict(candidate.files)
+    name = next(name for name in files if name != "plan.py")
+    mark = "#" if name.endswith(".py") else "//"
+    return Candidate.of(candidate.language, {**files, name: f"{files[name]}\n{mark} evaluation {number}\n"})
 
 
 # -- what is there
@@ -90,6 +113,19 @@ def _leftovers() -> set[str]:
     return {entry.path for folder in ("/tmp", "/dev/shm") for entry in os.scandir(folder) if "forge-" in entry.name}
 
 
+def _device_inventory(device: str) -> dict[str, float]:
+    """What the driver says is in use; a process of another namespace counts as well."""
+
+    def ask(query: str) -> list[str]:
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device.partition(":")[2] or "0"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+    return {
+        "MB of the device in use": float(ask("--query-gpu=memory.used")[0]),
+        "processes on the device": float(len(ask("--query-compute-apps=pid"))),
+    }
+
+
 def _settled() -> dict[str, float]:
     """The inventory with the fewest processes of two seconds: a guardian ends a moment after its child."""
     found = []
@@ -117,9 +153,18 @@ def _inventory() -> dict[str, float]:
 
 
 def _honest(evaluator: Evaluator, target: Target, number: int) -> Evaluation:
-    evaluation = evaluator.evaluate(_numbered(hostile(), number), target, timing=False)
+    candidate = hostile() if evaluator.kind == "cpu" else device_kernel()
+    evaluation = evaluator.evaluate(_numbered(candidate, number), target, timing=False)
     assert evaluation.passed, evaluation.reason
     return evaluation
+
+
+def _warm_module_tier(evaluator: Evaluator, targets: dict[str, Target]) -> None:
+    """Fork servers start when they are first needed; what they take is nobody's leftover."""
+    for row in MODULE_ROWS:
+        if row.name in ("call torch", "launch on a stream of its own"):
+            evaluation = evaluator.evaluate(row.twin, targets[row.target], timing=False)
+            assert evaluation.passed, evaluation.reason
 
 
 def _cases(evaluation: Evaluation) -> list[tuple[str, bool]]:
@@ -127,7 +172,7 @@ def _cases(evaluation: Evaluation) -> list[tuple[str, bool]]:
     return sorted((case.case, case.passed) for case in evaluation.verification.cases)
 
 
-def main(count: int, seed: int) -> int:
+def main(count: int, seed: int, device: str) -> int:
     """Print the table; 1 where something passed that should not, or something stayed."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     assert Builder.compile.__kwdefaults__ is not None
@@ -135,41 +180,59 @@ def main(count: int, seed: int) -> int:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="endurance-") as folder:
         root = Path(folder)
-        write_repo(root / "repository")
-        secret = root / "repository" / "secret.h"
-        secret.write_text("// an expected output\n")
-        attacks = _attacks(secret)
-        settings = EvaluatorSettings(cache_dir=root / "cache", hang_limit_s=1.0, lock_dir=root)
+        attacks = _laid_out(root / "repository", device)
+        settings = EvaluatorSettings(device=device, cache_dir=root / "cache", hang_limit_s=1.0, lock_dir=root)
+        if device != "cpu":
+            settings = replace(settings, hang_limit_s=3.0)  # Triton compiles in the first call
         with Evaluator(settings) as evaluator:
             return _run(evaluator, root / "repository", attacks, count, chance)
 
 
+def _laid_out(repo: Path, device: str) -> list[Attack]:
+    """The targets on disk, and what attacks them."""
+    if device != "cpu":
+        device_attacked.write_repo(repo)
+        (repo / "device_modules.py").write_text(device_modules.LAYERS)
+        return _device_attacks()
+    attacked.write_repo(repo)
+    secret = repo / "secret.h"
+    secret.write_text("// an expected output\n")
+    return _attacks(secret)
+
+
 def _run(evaluator: Evaluator, repo: Path, attacks: list[Attack], count: int, chance: random.Random) -> int:
+    on_gpu = evaluator.kind == "cuda"
+    device = evaluator.settings.device
+    find = device_attacked.find if on_gpu else attacked.find
     targets = {name: find(repo, name) for name in {target for _, _, target in attacks}}
     first = _honest(evaluator, targets["waves"], -1)
+    if on_gpu:
+        _warm_module_tier(evaluator, targets)
     verdicts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     seconds, passed = [], []
     # Each attack as often as any other, in a drawn order.
+    chance.shuffle(attacks)
     order = [attacks[i % len(attacks)] for i in range(count)]
     chance.shuffle(order)
     before, there = {}, _leftovers()
     for number, (name, candidate, target) in enumerate(order):
         if number == min(_WARM_UP, count // 2):
-            before = _settled()
+            before = _settled() | (_device_inventory(device) if on_gpu else {})
         began = time.monotonic()
         evaluation = evaluator.evaluate(_numbered(candidate, number), targets[target], timing=False)
         seconds.append(time.monotonic() - began)
         verdicts[evaluation.status.name][name] += 1
         passed += [f"{name}: {evaluation.reason}"] if evaluation.passed else []
+        print(f"{number:4d} {evaluation.status.name:20s} {seconds[-1]:5.1f} s  {name}", flush=True)
     last = _honest(evaluator, targets["waves"], count)
-    after = _settled()
+    after = _settled() | (_device_inventory(device) if on_gpu else {})
     _print(verdicts, seconds, before, after)
     same = _cases(first) == _cases(last) and first.status is last.status
     left = sorted(_leftovers() - there)
     print(f"the next honest verdict: {last.status.name}, {'unchanged' if same else 'CHANGED'}, {last.seconds:.2f} s")
     print(f"new in /tmp and /dev/shm: {', '.join(left) or 'nothing'}")
     print(f"passed: {'; '.join(passed) or 'none'}")
-    grown = [name for name in after if after[name] > before[name] + (8 if name.startswith("resident") else 0)]
+    grown = [name for name in after if after[name] > before[name] + _SLACK.get(name, 0.0)]
     print(f"grown: {', '.join(grown) or 'nothing'}; load {os.getloadavg()[0]:.1f}")
     return int(bool(passed or grown or not same))
 
@@ -190,4 +253,9 @@ def _print(
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(int(word) for word in [*sys.argv[1:], *("200", "0")[len(sys.argv) - 1 :]])))
+    parser = argparse.ArgumentParser(description="Does anything stay of hostile evaluations?")
+    parser.add_argument("evaluations", type=int, nargs="?", default=200)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.evaluations, arguments.seed, arguments.device))
