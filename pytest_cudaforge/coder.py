@@ -78,6 +78,7 @@ class _Dialect:
     source_role: str
     launch_keywords: str
     pointer_types: str
+    launch_arguments: str = "launch_arguments_cxx"
 
 
 _DIALECTS = {
@@ -98,6 +99,15 @@ _DIALECTS = {
         "args=..., grid=..., block=..., shared_bytes=0, constants=None, cluster=None, cooperative=False",
         "`const float*` for float32, `__half*` for float16, `__nv_bfloat16*` for bfloat16, `long long*` for int64, "
         "`int*` for int32, `bool*` for bool",
+    ),
+    "triton": _Dialect(
+        "Triton",
+        "kernel.py",
+        "python",
+        "the kernels: `@triton.jit` functions.",
+        "args=..., grid=..., constants=None, num_warps=4, num_stages=3, num_ctas=1, maxnreg=0, cooperative=False",
+        "`tl.float32`, `tl.float16`, `tl.bfloat16`, `tl.int64`, `tl.int32`, `tl.int1` for bool",
+        "launch_arguments_triton",
     ),
 }
 
@@ -140,8 +150,8 @@ def _system(language: str) -> str:
         source_name=said.source_name,
         source_role=said.source_role,
         launch_keywords=said.launch_keywords,
-        pointer_types=said.pointer_types,
-        launch_rules="  " + fill(f"launch_rules_{language}").rstrip("\n"),
+        launch_arguments=fill(said.launch_arguments, pointer_types=said.pointer_types).rstrip("\n"),
+        launch_rules=fill(f"launch_rules_{language}").rstrip("\n"),
         source_rules=fill(f"rules_{language}").strip(),
         example=fill(f"example_{language}").strip(),
     )
@@ -217,7 +227,11 @@ _FILE_NAME = re.compile(
     r"(?<![\w./-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|cc|cxx|cu|cuh|h|hpp|c|txt|json|toml|md|sh|yaml))(?![\w.-])"
 )
 _PYTHON_INFO = ("python", "py", "python3")
-_KERNEL_INFO = {"cpp": ("cpp", "c++", "cc", "cxx", "c"), "cuda": ("cuda", "cu", "cuda-cpp", "cpp", "c++")}
+_KERNEL_INFO = {
+    "cpp": ("cpp", "c++", "cc", "cxx", "c"),
+    "cuda": ("cuda", "cu", "cuda-cpp", "cpp", "c++"),
+    "triton": ("triton", *_PYTHON_INFO),
+}
 _DIFF_INFO = ("diff", "patch")
 _HUNK = re.compile(r"^@@ .* @@|^--- (?:a/|\S+\.(?:py|cpp|cu)$)", re.MULTILINE)
 _LEFT_OUT = (
@@ -331,8 +345,15 @@ def _guess(named: dict[str, _Block], blocks: Sequence[_Block], wanted: Sequence[
     unnamed = [block for block in blocks if not _name_of(block)]
     for name in wanted:
         fitting = [block for block in unnamed if block.info.split(" ")[0].lower() in infos[name]]
+        if wanted[1].endswith(".py"):
+            # Both are Python: only their contents tell them apart.
+            fitting = [block for block in fitting if _is_plan(block) == (name == "plan.py")]
         if name not in named and len(fitting) == 1:
             named[name] = fitting[0]
+
+
+def _is_plan(block: _Block) -> bool:
+    return re.search(r"^def plan\(", block.text, re.MULTILINE) is not None
 
 
 def _checked(name: str, block: _Block, said: _Dialect) -> str:

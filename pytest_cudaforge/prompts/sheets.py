@@ -33,7 +33,7 @@ MAX_LOG_CHARACTERS = 4000
 MAX_ATTRIBUTES = 60
 MAX_MISMATCHES = 4
 MAX_DETAILED_CASES = 2
-INFO_STRINGS = {"plan.py": "python", "kernel.cpp": "cpp", "kernel.cu": "cuda"}
+INFO_STRINGS = {"plan.py": "python", "kernel.cpp": "cpp", "kernel.cu": "cuda", "kernel.py": "python"}
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------

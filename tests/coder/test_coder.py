@@ -38,11 +38,12 @@ def user(evidence):
 # -- the prompt --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("language", ["cpp", "cuda"])
+@pytest.mark.parametrize("language", ["cpp", "cuda", "triton"])
 def test_the_system_prompt_tells_the_format_of_its_language_and_nothing_of_the_target(language):
     system = coder.render(told(language=language))[0].content
     assert f"## {coder.dialect(language).source_name}\n" in system
-    assert ("grid=..." in system) == (language == "cuda")
+    assert ("grid=..." in system) == (language != "cpp")
+    assert ("num_warps=4" in system) == (language == "triton") != ("C++ expression" in system)
     for rule in ("plan.py", "`empty(shape, dtype)`", "Unsupported", "constants=", "prepare", "shifted", "no state may"):
         assert rule in system
     assert "layers.py" not in system
@@ -274,8 +275,33 @@ def example(language):
     return reference.text, coder.parse(answer, language)
 
 
-@pytest.mark.parametrize("language", ["cpp", "cuda"])
+@pytest.mark.parametrize("language", ["cpp", "cuda", "triton"])
 def test_the_example_is_a_reply_we_accept(language):
     reference, files = example(language)
     assert "class PeakNorm" in reference
     assert len(files) == 2
+
+
+KERNEL_PY = (
+    "import triton\nimport triton.language as tl\n\n@triton.jit\ndef scale(x, y, n, B: tl.constexpr):\n    pass\n"
+)
+PLAN_PY = "from pytest_cudaforge.plan import empty, launch\n\ndef plan(x):\n    return empty(x.shape, x.dtype)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```python kernel.py\n{KERNEL_PY}```\n\n```python plan.py\n{PLAN_PY}```\n",
+        f"```python\n{PLAN_PY}```\n\n```python\n{KERNEL_PY}```\n",
+        f"kernel.py:\n```python\n{KERNEL_PY}```\n\n```python\n{PLAN_PY}```\n",
+        f"```triton\n{KERNEL_PY}```\n\n```py\n{PLAN_PY}```\n",
+    ],
+)
+def test_two_python_files_are_told_apart(text):
+    assert coder.parse(text, "triton") == {"plan.py": PLAN_PY, "kernel.py": KERNEL_PY}
+
+
+@pytest.mark.parametrize("code", [PLAN_PY, KERNEL_PY])
+def test_one_python_file_is_not_both(code):
+    with pytest.raises(ReplyError, match=r"has no (plan|kernel)\.py"):
+        coder.parse(f"```python\n{code}```\n", "triton")

@@ -86,11 +86,29 @@ def test_the_cuda_example_builds_without_spills():
     assert kernel.resources.spill_bytes in (0, None)
 
 
+def test_the_triton_example_builds_without_spills():
+    chosen = languages.load("triton")
+    if chosen.availability():
+        pytest.skip(chosen.availability())
+    kind, files = example("triton")
+    facts = DeviceFacts("cuda", "some GPU", "sm_90", sm_count=132, max_shared_bytes=232_448)
+    for cols, warps in ((4096, 8), (132, 4)):
+        module, x = module_and_input(kind, "cpu", 5, cols)
+        traced, binaries = built("triton", files, module, x, facts)
+        (launch,), (kernel,) = traced.main.launches, binaries[0].kernels
+        assert launch.grid == (15, 1, 1) and kernel.compiled.threads == 32 * warps
+        assert kernel.params == ("float*", "float*", "float*", "int", "float")
+        assert kernel.resources.spill_bytes == 0
+
+
 @pytest.mark.gpu
-def test_the_cuda_example_is_right_on_a_gpu():
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+def test_the_example_is_right_on_a_gpu(language):
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU here")
+    if languages.load(language).availability():
+        pytest.skip(languages.load(language).availability())
     major, minor = torch.cuda.get_device_capability(0)
     facts = DeviceFacts("cuda", "this GPU", f"sm_{major}{minor}", max_shared_bytes=49_152)
-    kind, files = example("cuda")
-    check(kind, files, "cuda", facts, "cuda:0")
+    kind, files = example(language)
+    check(kind, files, language, facts, "cuda:0")
