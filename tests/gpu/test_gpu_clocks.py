@@ -101,7 +101,7 @@ def seated(evaluator: Evaluator, target: Target) -> Iterator[tuple[Worker, list[
 
 
 def test_a_flush_of_twice_the_l2_makes_a_call_cold(evaluator: Evaluator, targets: dict[str, Target]) -> None:
-    """16 MiB in and out fit into the L2 of every recent data centre card: without the flush the input is still there."""
+    """16 MiB in and out fit into the L2 of a data centre card: without the flush the input is still there."""
     assert evaluator._flush_bytes == 2 * evaluator.device.l2_bytes > 0
     with seated(evaluator, targets["doubled"]) as (worker, sets):
         times = {
