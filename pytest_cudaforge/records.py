@@ -318,7 +318,8 @@ class Baseline:
 @dataclass(frozen=True)
 class TimedBlock:
     """One block of a sitting: ns per call by party, in one process of the candidate's. ``foreign`` is the share of the
-    block's time in which some process of the machine waited for a core."""
+    block's time in which some process of the machine waited for a core; on a GPU in which others used it, 1.0 where it
+    was slowed down."""
 
     process: int
     ns: tuple[tuple[str, float], ...]

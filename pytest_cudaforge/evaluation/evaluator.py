@@ -60,6 +60,7 @@ from pytest_cudaforge.records import (
     Isolation,
     LintFinding,
     Sample,
+    SanitizerReport,
     Status,
     Target,
     TargetFacts,
@@ -312,7 +313,7 @@ class Evaluator:
         began = time.perf_counter()
         facts = self.facts(target)
         attempt = _Attempt(self, candidate, target, facts, fresh)
-        attempt.sanitize = fresh or sanitize
+        attempt.sanitize, attempt.sanitize_asked = fresh or sanitize, sanitize
         if timing and incumbent is not None:
             attempt.incumbent = _Attempt(self, incumbent, target, facts, fresh=False)
         try:
@@ -438,7 +439,7 @@ class _Attempt:
         self.build: Build | None = None
         self.verification: Verification | None = None
         self.timing: Timing | None = None
-        self.sanitize = False
+        self.sanitize = self.sanitize_asked = False
         self._products: tuple[Product, ...] = ()
         self._workshop: Workshop | None = None
         #: Another attempt, whose products are timed beside this one's.
@@ -488,7 +489,7 @@ class _Attempt:
                 self.verification = self._verifier(kitchen).verify(self._products)
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
-                elif self.sanitize:
+                if self.sanitize:
                     self._pass_sanitizer(kitchen)
             except Refusal as refusal:
                 if isinstance(kitchen, Workshop):
@@ -497,11 +498,16 @@ class _Attempt:
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
 
-    def _pass_sanitizer(self, kitchen: Kitchen) -> None:
+    def _pass_sanitizer(self, kitchen: Kitchen | Workshop) -> None:
         """What its tools find goes into the verdict. Raises Refusal for what no honest kernel does."""
         assert self.verification is not None
-        if self.evaluator.kind != "cuda":
-            return  # on a CPU guard pages, red zones and repeated calls are what there is
+        if self.evaluator.kind != "cuda" or isinstance(kitchen, Workshop):
+            # On a CPU red zones, sealed inputs and repeated calls are what there is; a module's host code could tell
+            # that it is being looked at.
+            if self.sanitize_asked:
+                report = SanitizerReport("", (), notes=("compute-sanitizer looks at launch plans on a GPU only",))
+                self.verification = replace(self.verification, sanitizer=report)
+            return
         report = self.evaluator.sanitizing.examine(self.target, self._products, kitchen.compiled_with_lines)
         self.verification = replace(self.verification, sanitizer=report)
         found = report.refusal

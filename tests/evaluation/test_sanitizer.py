@@ -12,15 +12,25 @@ import pytest
 import torch
 
 from pytest_cudaforge import languages
+from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import BuildFailure
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import call_layout
-from pytest_cudaforge.evaluation.oracle import ExportedArena
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
 from pytest_cudaforge.evaluation.sanitizer import Sanitizer, buffers_of, find_sanitizer, parse_log
 from pytest_cudaforge.languages import Unit
 from pytest_cudaforge.languages.cubin import same_code, sections, uses_transaction_barriers
 from pytest_cudaforge.plan import TensorSpec
-from pytest_cudaforge.records import SanitizerFinding, SanitizerReport, Verification, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.records import (
+    Candidate,
+    SanitizerFinding,
+    SanitizerReport,
+    Verification,
+    WorkloadFacts,
+    from_json,
+    to_json,
+)
 from pytest_cudaforge.runtime.signature import Signature, flatten_call
 from pytest_cudaforge.runtime.trace import trace
 
@@ -240,3 +250,60 @@ def test_the_tool_is_found_beside_a_toolkit(tmp_path: Path) -> None:
     program.chmod(0o755)
     assert find_sanitizer({"CUDA_HOME": str(tmp_path), "PATH": ""}) == program
     assert find_sanitizer({"PATH": str(program.parent)}) == program
+
+
+LAYERS = """
+import torch
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def doubled(x):
+    return x * 2
+"""
+
+CPP = """
+extern "C" void twice(const float* x, float* y, long n) { for (long i = 0; i < n; ++i) y[i] = 2.f * x[i]; }
+"""
+
+CPP_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("twice", args=(x, y, x.numel()))
+    return y
+"""
+
+
+def test_asked_for_on_a_cpu_the_verdict_says_why_not(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text(LAYERS)
+    target = discover([tmp_path / "layers.py"], tmp_path).targets[0]
+    candidate = Candidate.of("cpp", {"kernel.cpp": CPP, "plan.py": CPP_PLAN})
+    with Evaluator(EvaluatorSettings(cache_dir=tmp_path / "cache", lock_dir=tmp_path)) as evaluator:
+        verdict = evaluator.evaluate(candidate, target, timing=False, sanitize=True)
+        winner = evaluator.evaluate(candidate, target, timing=False, fresh=True)
+    assert verdict.passed and winner.passed, verdict.reason
+    assert verdict.verification is not None and verdict.verification.sanitizer is not None
+    assert "on a GPU only" in verdict.verification.sanitizer.notes[0]
+    assert winner.verification is not None and winner.verification.sanitizer is None
+
+
+def test_a_copy_of_an_arena_holds_what_the_arena_holds(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text(LAYERS)
+    target = discover([tmp_path / "layers.py"], tmp_path).targets[0]
+    layout = {
+        "nbytes": 4096,
+        "regions": [["f0/input/0", 256, 2048], ["f0/out/1", 2560, 1024]],
+        "redzones": [],
+        "frames": 1,
+        "specs": {"f0/input/0": [[8, 64], "float32", [64, 1]]},
+    }
+    with OracleClient(cache_dir=tmp_path) as oracle:
+        bench, arena = oracle.open_bench(target, "default", "", layout)
+        oracle.fill_all(bench, [7], 0)
+        values = oracle.snapshot(bench)
+        oracle.close_bench(bench)
+        copied, original = os.pread(values.fd, 4096, 0), os.pread(arena.fd, 4096, 0)
+        values.close()
+        arena.close()
+    assert copied == original and any(copied[256:2304])

@@ -181,6 +181,8 @@ def test_honest_kernels_pass_every_tool(evaluator: Evaluator, target: Target, na
 @pytest.mark.parametrize("tool", HOSTILE)
 def test_what_passes_by_luck_is_refused(evaluator: Evaluator, target: Target, tool: str) -> None:
     kernel, place = HOSTILE[tool]
+    candidate = Candidate.of("cuda", {"kernel.cu": kernel, "plan.py": PLAN})
+    assert evaluator.evaluate(candidate, target, timing=False).passed, "only the sanitizer sees it"
     verdict, report = judged(evaluator, target, kernel)
     assert verdict.status is Status.REJECTED, verdict.reason
     assert report.refusal is not None and report.refusal.tool == tool, report
