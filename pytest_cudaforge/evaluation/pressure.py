@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
-from pytest_cudaforge.hardware.nvml import DeviceMonitor, Reading, slowed_by
+from pytest_cudaforge.hardware.nvml import DeviceMonitor, Reading, power_capped, slowed_by
 
 __all__ = ["DeviceLoad", "DeviceWatch", "ForeignLoad", "Load", "stalled_share", "wait_for_quiet"]
 
@@ -59,7 +59,7 @@ class DeviceWatch:
         before = self._monitor.last
         reading = self._monitor.read(self._ours())
         self._readings += 1
-        self._capped += reading.power_capped
+        self._capped += power_capped(reading, before)
         return self._judged(reading, before)
 
     def _judged(self, reading: Reading, before: Reading | None) -> float:

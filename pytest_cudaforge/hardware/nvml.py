@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DeviceMonitor", "Reading", "open_monitor", "others_visible", "slowed_by"]
+__all__ = ["DeviceMonitor", "Reading", "open_monitor", "others_visible", "power_capped", "slowed_by"]
 
 #: Bits of NVML's clocks event reasons.
 _POWER_CAP = 0x04
@@ -33,25 +33,31 @@ _SLOWDOWNS = {
 }
 _IDLE = 0x01
 #: Below this share of the fastest clock seen, with no reason that would be honest, the device was slowed down.
-_SLOW_CLOCK = 0.85
+#: (Products at the power limit run at three quarters of it, and the bit that says so is gone when they end.)
+_SLOW_CLOCK = 0.6
 #: Thermal throttling of so much time between two readings is more than the counter's grain.
 _LEAST_THERMAL_NS = 1_000_000
+#: Answers that will not change.
+_FOR_GOOD = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The device at one moment. ``thermal_ns``: how long it was throttled by heat since the driver started, None where
-    that is not counted. ``others``: share of the time since the last reading in which other processes used it; None
+    """The device at one moment. ``thermal_ns`` and ``power_ns``: how long it was throttled by heat, and by its power
+    limit, since the driver started, None where that is not counted. ``others``: share of the time since the last reading in which other processes used it; None
     where that is not known."""
 
     reasons: int
     sm_clock_mhz: int
     thermal_ns: int | None
     others: float | None
+    power_ns: int | None = None
 
-    @property
-    def power_capped(self) -> bool:
-        return bool(self.reasons & _POWER_CAP)
+
+def power_capped(reading: Reading, before: Reading | None) -> bool:
+    """Did the device run at its power limit, now or since the reading before?"""
+    counted_ns = (reading.power_ns or 0) - (before.power_ns or 0) if before is not None else 0
+    return bool(reading.reasons & _POWER_CAP) or counted_ns > _LEAST_THERMAL_NS
 
 
 def slowed_by(reading: Reading, before: Reading | None, fastest_mhz: int) -> str:
@@ -62,7 +68,7 @@ def slowed_by(reading: Reading, before: Reading | None, fastest_mhz: int) -> str
     heat_ns = (reading.thermal_ns or 0) - (before.thermal_ns or 0) if before is not None else 0
     if heat_ns > _LEAST_THERMAL_NS:
         return "thermal slowdown"
-    honest = reading.reasons & (_POWER_CAP | _IDLE)
+    honest = power_capped(reading, before) or reading.reasons & _IDLE
     if not honest and reading.sm_clock_mhz < _SLOW_CLOCK * fastest_mhz:
         return f"an SM clock of {reading.sm_clock_mhz} MHz, {fastest_mhz} MHz before"
     return ""
@@ -100,13 +106,17 @@ class DeviceMonitor:
         nvml, handle = self.nvml, self.handle
         reasons = self._ask("reasons", lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
         clock = self._ask("clock", lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
-        thermal = self._ask(
-            "thermal",
-            lambda: int(nvml.nvmlDeviceGetViolationStatus(handle, nvml.NVML_PERF_POLICY_THERMAL).violationTime),
-        )
-        reading = Reading(reasons or 0, clock or 0, thermal, self._others(ours))
+        thermal_ns = self._throttled_ns("thermal", nvml.NVML_PERF_POLICY_THERMAL)
+        power_ns = self._throttled_ns("power", nvml.NVML_PERF_POLICY_POWER)
+        reading = Reading(reasons or 0, clock or 0, thermal_ns, self._others(ours), power_ns)
         self.last, self.fastest_mhz = reading, max(self.fastest_mhz, reading.sm_clock_mhz)
         return reading
+
+    def _throttled_ns(self, what: str, policy: int) -> int | None:
+        """How long the device was throttled for this cause since the driver started."""
+        ask = self.nvml.nvmlDeviceGetViolationStatus
+        found = self._ask(what, lambda: int(ask(self.handle, policy).violationTime))
+        return None if found is None else int(found)
 
     def _ask(self, what: str, question: Callable[[], Any]) -> Any:
         """The answer, or None; what a device does not tell once it is not asked again."""
@@ -115,8 +125,11 @@ class DeviceMonitor:
         try:
             return question()
         except self.nvml.NVMLError as error:
-            if error.value in (self.nvml.NVML_ERROR_NOT_SUPPORTED, self.nvml.NVML_ERROR_NO_PERMISSION):
+            if error.value in [getattr(self.nvml, f"NVML_ERROR_{name}") for name in _FOR_GOOD]:
                 self._lost.add(what)
+            return None
+        except self.nvml.NVMLLibraryMismatchError:
+            self._lost.add(what)  # the driver's library is older than the package
             return None
 
     def running(self) -> frozenset[int] | None:
