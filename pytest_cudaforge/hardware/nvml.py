@@ -43,9 +43,12 @@ _FOR_GOOD = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND")
 
 @dataclass(frozen=True)
 class Reading:
-    """The device at one moment. ``thermal_ns`` and ``power_ns``: how long it was throttled by heat, and by its power
-    limit, since the driver started, None where that is not counted. ``others``: share of the time since the last reading in which other processes used it; None
-    where that is not known."""
+    """The device at one moment.
+
+    ``thermal_ns`` and ``power_ns``: how long it was throttled by heat, and by its power limit, since the driver
+    started; None where that is not counted. ``others``: share of the time since the last reading in which other
+    processes used it; None where that is not known.
+    """
 
     reasons: int
     sm_clock_mhz: int
