@@ -19,6 +19,8 @@ __all__ = ["DeviceLoad", "DeviceWatch", "ForeignLoad", "Load", "stalled_share", 
 _WINDOW_S = 0.25
 #: Others that use a GPU for more than this share of the time disturb whoever is timed there: kernels take turns.
 _USED_BY_OTHERS = 0.1
+#: What happened before a block must not be laid at its door.
+_STALE_S = 0.05
 
 
 class Load(Protocol):
@@ -46,21 +48,27 @@ class DeviceWatch:
     def __init__(self, monitor: DeviceMonitor, ours: Callable[[], Collection[int]] = tuple) -> None:
         self._monitor, self._ours = monitor, ours
         self._readings = self._capped = 0
+        self._read_s = -1.0
         self._causes: dict[str, None] = {}
 
     def load(self) -> DeviceLoad:
-        """For one block; reads nothing unless nothing was read before."""
-        if self._monitor.last is None:
-            self._monitor.read(self._ours())
+        """For one block; reads only where the last reading is no longer the block's beginning."""
+        if self._read_s < 0 or time.monotonic() - self._read_s > _STALE_S:
+            self._read()
         return DeviceLoad(self)
 
     def look(self) -> float:
         """Read the device; 1.0 where it was slowed down or used by others since the last look."""
         before = self._monitor.last
-        reading = self._monitor.read(self._ours())
+        reading = self._read()
         self._readings += 1
         self._capped += power_capped(reading, before)
         return self._judged(reading, before)
+
+    def _read(self) -> Reading:
+        reading = self._monitor.read(self._ours())
+        self._read_s = time.monotonic()
+        return reading
 
     def _judged(self, reading: Reading, before: Reading | None) -> float:
         cause = slowed_by(reading, before, self._monitor.fastest_mhz)

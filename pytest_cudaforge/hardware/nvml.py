@@ -35,8 +35,8 @@ _IDLE = 0x01
 #: Below this share of the fastest clock seen, with no reason that would be honest, the device was slowed down.
 #: (Products at the power limit run at three quarters of it, and the bit that says so is gone when they end.)
 _SLOW_CLOCK = 0.6
-#: Thermal throttling of so much time between two readings is more than the counter's grain.
-_LEAST_THERMAL_NS = 1_000_000
+#: Throttling of so much time between two readings is more than the counter's grain.
+_LEAST_THROTTLED_NS = 1_000_000
 #: Answers that will not change.
 _FOR_GOOD = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND")
 
@@ -59,8 +59,13 @@ class Reading:
 
 def power_capped(reading: Reading, before: Reading | None) -> bool:
     """Did the device run at its power limit, now or since the reading before?"""
-    counted_ns = (reading.power_ns or 0) - (before.power_ns or 0) if before is not None else 0
-    return bool(reading.reasons & _POWER_CAP) or counted_ns > _LEAST_THERMAL_NS
+    counted = before is not None and _throttled(reading.power_ns, before.power_ns)
+    return bool(reading.reasons & _POWER_CAP) or counted
+
+
+def _throttled(now_ns: int | None, before_ns: int | None) -> bool:
+    """Did a counter of throttled time move? Not where it was not there."""
+    return now_ns is not None and before_ns is not None and now_ns - before_ns > _LEAST_THROTTLED_NS
 
 
 def slowed_by(reading: Reading, before: Reading | None, fastest_mhz: int) -> str:
@@ -68,8 +73,7 @@ def slowed_by(reading: Reading, before: Reading | None, fastest_mhz: int) -> str
     for bit, name in _SLOWDOWNS.items():
         if reading.reasons & bit:
             return name
-    heat_ns = (reading.thermal_ns or 0) - (before.thermal_ns or 0) if before is not None else 0
-    if heat_ns > _LEAST_THERMAL_NS:
+    if before is not None and _throttled(reading.thermal_ns, before.thermal_ns):
         return "thermal slowdown"
     honest = power_capped(reading, before) or reading.reasons & _IDLE
     if not honest and reading.sm_clock_mhz < _SLOW_CLOCK * fastest_mhz:
