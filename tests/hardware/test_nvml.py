@@ -74,7 +74,8 @@ def test_a_watch_marks_blocks_and_says_why() -> None:
     used = Reading(0, FASTEST_MHZ, 5, 0.4)
     braked = Reading(0x80, FASTEST_MHZ, 5, 0.0)
     watch = DeviceWatch(Played([QUIET, QUIET, used, braked, Reading(0, FASTEST_MHZ, 5, None)]))
-    assert [watch.load().share() for _ in range(4)] == [0.0, 1.0, 1.0, 0.0]
+    watch.load()
+    assert [watch.look() for _ in range(4)] == [0.0, 1.0, 1.0, 0.0]
     notes = " ".join(watch.notes)
     assert "40%" in notes and "power brake" in notes
 
@@ -82,7 +83,8 @@ def test_a_watch_marks_blocks_and_says_why() -> None:
 def test_the_power_limit_is_told_and_no_more() -> None:
     capped = Reading(0x04, 1500, 5, 0.0)
     watch = DeviceWatch(Played([QUIET, capped, capped]))
-    assert [watch.load().share() for _ in range(2)] == [0.0, 0.0]
+    watch.load()
+    assert [watch.look() for _ in range(2)] == [0.0, 0.0]
     assert watch.notes == ["the device ran at its power limit"]
 
 
