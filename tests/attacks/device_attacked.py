@@ -41,6 +41,16 @@ def norm(x):
 
 
 @forge_target(inputs=lambda: [torch.randn(64, 512)])
+def normed(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 256, dtype=torch.bfloat16)], precision="bf16")
+def halves(x):
+    return torch.nn.functional.silu(x)
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 512)])
 def gelu(x):
     return torch.nn.functional.gelu(x)
 
@@ -134,6 +144,19 @@ _KERNELS = {
         " const float k = rsqrtf(block_sum(s) / cols + 1e-5f);"
         " for (int c = threadIdx.x; c < cols; c += 256) q[c] = (p[c] - m) * k;",
         ("x", "x.shape", "x.shape[0]", "x, y, x.shape[1]"),
+    ),
+    "normed": (
+        "const float* x, float* y, int cols",
+        "const float* p = x + (long long)blockIdx.x * cols; float* q = y + (long long)blockIdx.x * cols; float eps = 1e-6f;",
+        "float s = 0; for (int c = threadIdx.x; c < cols; c += 256) s += p[c] * p[c];"
+        " const float k = rsqrtf(block_sum(s) / cols + eps); for (int c = threadIdx.x; c < cols; c += 256) q[c] = p[c] * k;",
+        ("x", "x.shape", "x.shape[0]", "x, y, x.shape[1]"),
+    ),
+    "halves": (
+        "const __nv_bfloat16* x, __nv_bfloat16* y, int n",
+        "const int i = blockIdx.x * 256 + threadIdx.x; if (i >= n) return; const float v = __bfloat162float(x[i]);",
+        "y[i] = __float2bfloat16(v / (1.f + expf(-v)));",
+        ("x", "x.shape", "(x.numel() + 255) // 256", "x, y, x.numel()"),
     ),
     "energy": (
         "const float* x, float* y, int n",

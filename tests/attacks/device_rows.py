@@ -185,6 +185,18 @@ ROWS = (
         _BOOKKEEPER,
     ),
     DeviceRow(
+        "2: repeated pointers come with values that differ in a few elements only",
+        "know an input by its address and its first element",
+        "exchanged",
+        device_kernel(
+            before=_SEEN + "__device__ float firsts[64];\n",
+            tick="const int before = place_count; place = find_place(y); rest = place < before && firsts[place] == x[0]; firsts[place] = x[0];",
+            body=_RESTING,
+        ),
+        _BOOKKEEPER,
+        words="a few elements exchanged",
+    ),
+    DeviceRow(
         "2: old values come back at new pointers",
         "leave the output alone where the values were seen before",
         "again",
@@ -385,6 +397,14 @@ def plan(x):
         target="norm",
     ),
     DeviceRow(
+        "2: inputs are redrawn so that they nearly vanish",
+        "leave out the small constant under a root",
+        "families",
+        device_kernel("normed", body="eps = 0; HONEST"),
+        device_kernel("normed"),
+        target="normed",
+    ),
+    DeviceRow(
         "2: the order of trials is secret",
         "be careful exactly where large, shifted and lowered values used to come",
         "order",
@@ -463,6 +483,14 @@ def plan(x):
         device_kernel("gelu", body="y[i] = 0.5f * v * (1.f + tanhf(0.7978845608f * (v + 0.044715f * v * v * v)));"),
         _GELU,
         target="gelu",
+    ),
+    DeviceRow(
+        "2: half types: what is a little off everywhere is off",
+        "multiply by 1.002 where a rounding takes twice as much",
+        "bias",
+        device_kernel("halves", body="y[i] = __float2bfloat16(1.002f * v / (1.f + expf(-v)));"),
+        device_kernel("halves"),
+        target="halves",
     ),
     DeviceRow(
         "2: an approximation must be as good as the reference's rounding asks",
