@@ -11,14 +11,23 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from pytest_cudaforge.errors import DeviceError, UsageError
 
-__all__ = ["ArenaLayout", "DeviceArena", "HostArena", "Region", "checked", "driver_of", "lay_out"]
+__all__ = [
+    "ArenaLayout",
+    "DeviceArena",
+    "HostArena",
+    "Region",
+    "checked",
+    "driver_of",
+    "lay_out",
+    "lay_out_guarded",
+]
 
 #: fcntl's numbers; the fcntl module has them only from Python 3.13 on.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
@@ -36,11 +45,15 @@ class Region:
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """Where regions and the red zones between them lie. ``redzones`` are (offset, nbytes), in order."""
+    """Where regions and the red zones between them lie. ``redzones`` are (offset, nbytes), in order.
+
+    ``guards`` are so, too: whole pages that nobody may touch.
+    """
 
     nbytes: int
     regions: tuple[Region, ...]
     redzones: tuple[tuple[int, int], ...]
+    guards: tuple[tuple[int, int], ...] = ()
 
     def offset(self, name: str) -> int:
         """Byte offset of region ``name``. Raises KeyError."""
@@ -71,6 +84,28 @@ def lay_out(
     if total > end:
         redzones.append((end, total - end))
     return ArenaLayout(total, tuple(regions), tuple(redzones))
+
+
+def lay_out_guarded(sizes: Iterable[tuple[str, int]], first: Collection[str], *, align_bytes: int = 64) -> ArenaLayout:
+    """Place (name, bytes) pairs on pages of their own with a guard page before, between and after them.
+
+    Regions named in ``first`` begin where their pages do, the others end where theirs do, as far as a start at a
+    multiple of ``align_bytes`` allows; what is left of their pages is a red zone.
+    """
+    page = mmap.PAGESIZE
+    regions: list[Region] = []
+    redzones: list[tuple[int, int]] = []
+    guards = [(0, page)]
+    end = page
+    for name, nbytes in sizes:
+        room = max(page, -(-nbytes // page) * page)
+        start = end if name in first else end + room - -(-nbytes // align_bytes) * align_bytes
+        regions.append(Region(name, start, nbytes))
+        pieces = ((end, start - end), (start + nbytes, end + room - start - nbytes))
+        redzones += [piece for piece in pieces if piece[1]]
+        guards.append((end + room, page))
+        end += room + page
+    return ArenaLayout(end, tuple(regions), tuple(redzones), tuple(guards))
 
 
 class HostArena:
@@ -111,6 +146,13 @@ class HostArena:
     def seal_readonly(self) -> None:
         """From now on nobody can map or write it, through any descriptor; this object's own mapping stays writable."""
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEAL_FUTURE_WRITE | _SEAL_SEAL)
+
+    def guard(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take all access to these (offset, bytes) away, in this process's mapping: whole pages. Raises OSError."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        for offset, nbytes in ranges:
+            if libc.mprotect(ctypes.c_void_p(self.address + offset), ctypes.c_size_t(nbytes), 0):
+                raise OSError(ctypes.get_errno(), f"no guard page at byte {offset} of the arena")
 
     def memory(self) -> memoryview:
         """Its bytes; writable unless attached read-only. Release it before :meth:`close`."""

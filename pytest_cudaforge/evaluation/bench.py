@@ -25,7 +25,7 @@ from pytest_cudaforge.evaluation.correctness import (
     judge_pointed,
 )
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
-from pytest_cudaforge.evaluation.poison import POISON, unwritten
+from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
@@ -111,6 +111,48 @@ def region_view(bytes_: Tensor, offset: int, spec: TensorSpec) -> Tensor:
     return flat.as_strided(spec.shape, spec.strides)
 
 
+class _Zones:
+    """The bytes between an arena's regions: what they held before a call, and which of them it changed.
+
+    See ``ZONES``.
+    """
+
+    def __init__(self, bytes_: Tensor, zones: Sequence[tuple[int, ...]], regions: Sequence[tuple[int, int]]) -> None:
+        self.bytes, self.zones = bytes_, zones
+        places = [torch.arange(offset, offset + nbytes) for offset, nbytes in zones]
+        sources = [_neighbour(place, regions) for place in places]
+        self._places, self._sources = (
+            torch.cat([*t, torch.empty(0).long()]).to(bytes_.device) for t in (places, sources)
+        )
+        self._image = torch.empty(0)
+
+    def write(self, pattern: int | None) -> None:
+        """Fill all of them: with one byte, or (None) with those of the region before."""
+        if pattern is None:
+            self._image = self.bytes[self._sources]
+        else:
+            self._image = torch.full_like(self._places, pattern, dtype=torch.uint8)
+        self.bytes[self._places] = self._image
+
+    def changed(self) -> list[int]:
+        """Offsets of the zones that do not hold any more what was written there."""
+        wrong = self.bytes[self._places] != self._image
+        if not bool(wrong.any()):
+            return []
+        places = self._places[wrong]
+        return [o for o, n in self.zones if bool(((places >= o) & (places < o + n)).any())]
+
+
+def _neighbour(zone: Tensor, regions: Sequence[tuple[int, int]]) -> Tensor:
+    """For each byte of a zone one of the region before it (of the first one where it is before all)."""
+    filled = [region for region in regions if region[1]]
+    if not len(zone) or not filled:
+        return zone
+    before = [region for region in filled if region[0] <= int(zone[0])]
+    offset, nbytes = max(before) if before else min(filled)
+    return offset + torch.arange(len(zone)) % nbytes
+
+
 class Bench:
     """Raises TargetError where the target's own code fails, DeviceError where memory does not suffice."""
 
@@ -130,6 +172,7 @@ class Bench:
         self.bytes = arena_bytes(self.arena, self.device)
         self.frames: dict[int, _Frame] = {i: _Frame() for i in range(layout["frames"])}
         self.poison = POISON[0]
+        self._zones = _Zones(self.bytes, self.redzones, list(self.regions.values()))
         self._expected: _Expected | None = None
         self._copy: HostArena | None = None
 
@@ -150,6 +193,7 @@ class Bench:
             frame.inputs.clear()
         self.frames.clear()
         self._expected = None
+        self._zones = _Zones(torch.empty(0), [], [])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.bytes = torch.empty(0)
@@ -172,12 +216,14 @@ class Bench:
             self._write(f"f{frame}/input/{path}", value)
         target.held = {}
         self.set_weights(case.weights_seed, case.kept)
+        self._zones.write(ZONES[poison % len(ZONES)])
         self._synchronise()
 
     def fill_all(self, seeds: Sequence[int], poison: int) -> None:
         """Every frame at once, each with values drawn from its own seed; weights as constructed, all else poisoned."""
         self.poison = POISON[poison % len(POISON)]
         self.bytes.fill_(self.poison)
+        self._zones.write(self.poison)
         self._expected = None
         for frame, seed in zip(self.frames, seeds, strict=True):
             self._draw_into(frame, Case(seed, "drawn", None))
@@ -275,8 +321,6 @@ class Bench:
         for name, (offset, nbytes) in self.regions.items():
             if name.startswith(keep):
                 self.bytes[offset : offset + nbytes] = self.poison
-        for offset, nbytes in self.redzones:
-            self.bytes[offset : offset + nbytes] = self.poison
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -352,11 +396,7 @@ class Bench:
         return {path: leaf for path, leaf in frame.inputs.items() if isinstance(leaf, Tensor)}
 
     def _zones_changed(self, outputs: Mapping[str, Any]) -> Iterator[Mismatch]:
-        if not self.redzones:
-            return
-        intact = torch.stack([(self.bytes[o : o + n] == self.poison).all() for o, n in self.redzones])
-        for index in (~intact).nonzero().flatten().tolist():
-            offset = self.redzones[index][0]
+        for offset in self._zones.changed():
             before = [name for name, (o, n) in self.regions.items() if o + n <= offset]
             near = max(before, key=lambda name: self.regions[name][0], default="")
             where = self._place(near, outputs) if near else "memory before the first buffer"

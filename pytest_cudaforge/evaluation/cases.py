@@ -8,13 +8,14 @@ that no kernel knows a trial by its number; the last one comes after many calls,
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_cudaforge.evaluation.arena import lay_out
+from pytest_cudaforge.evaluation.arena import lay_out, lay_out_guarded
 from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, scratch_layout
 from pytest_cudaforge.records import WorkloadFacts
@@ -30,6 +31,8 @@ REDZONE_BYTES = 256
 AGAIN = "drawn again"
 #: Calls before the last trial, at least and at most: more than anybody would guess that a check takes.
 CALLS_BEFORE = (64, 2048)
+#: How many patterns there are, of ``poison.ZONES``, which needs torch.
+_PATTERNS = 4
 #: The frame of that trial: no call has seen its pointers.
 _NEW_FRAME = 2
 _CHANCE = secrets.SystemRandom()
@@ -37,7 +40,8 @@ _CHANCE = secrets.SystemRandom()
 
 @dataclass(frozen=True)
 class Trial:
-    """One call of the candidate: which values, in which frame, over which poison.
+    """One call of the candidate: which values, in which frame, over which poison (a number into ``POISON``, modulo its
+    length, and into ``ZONES``).
 
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
@@ -71,14 +75,14 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     for family in families[:BIG_CALL_FAMILIES] if big else families:
         cases.append((family, TrialCase(secrets.randbits(62), family, _seed())))
     if big:
-        return tuple(Trial(name, case, 0, i % 2) for i, (name, case) in enumerate(cases))
+        return tuple(Trial(name, case, 0, i % _PATTERNS) for i, (name, case) in enumerate(cases))
     ordered = _shuffled(cases)
-    found = [Trial(name, case, _frame(i), i % 2) for i, (name, case) in enumerate(ordered)]
+    found = [Trial(name, case, _frame(i), i % _PATTERNS) for i, (name, case) in enumerate(ordered)]
     family = _CHANCE.choice(families) if families else "drawn"
     late = TrialCase(secrets.randbits(62), family, _seed())
     calls = _CHANCE.randint(*CALLS_BEFORE)
     before = 1 - found[-1].frame
-    poison = len(found) % 2
+    poison = len(found) % _PATTERNS
     last = [
         Trial("after many calls", late, _NEW_FRAME, poison, True, calls, before),
         Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
@@ -113,12 +117,16 @@ def _seed() -> int:
 
 @dataclass(frozen=True)
 class CallLayout:
-    """Where every buffer of a traced plan lies, per frame. ``data`` is what the oracle's ``open_bench`` takes."""
+    """Where every buffer of a traced plan lies, per frame. ``data`` is what the oracle's ``open_bench`` takes.
+
+    ``guards``: (offset, bytes) of the pages that a worker must not touch.
+    """
 
     data: Mapping[str, Any]
     main: tuple[tuple[tuple[str, int], ...], ...]
     prepare: tuple[tuple[str, int], ...]
     offsets: Mapping[str, int]
+    guards: tuple[tuple[int, int], ...] = ()
 
     def bindings(self, frame: int, slot: int = 0) -> list[tuple[int, int]]:
         """(slot, byte offset) of every buffer of the main plan in ``frame``."""
@@ -140,10 +148,13 @@ class CallLayout:
         return [(slot, self.offsets[region] + shift) for region, shift in self.prepare]
 
 
-def call_layout(traced: TracedPlan, *, frames: int, skew_bytes: int = 0, redzones: bool = True) -> CallLayout:
+def call_layout(
+    traced: TracedPlan, *, frames: int, skew_bytes: int = 0, redzones: bool = True, guarded: bool = False
+) -> CallLayout:
     """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
 
-    ``skew_bytes`` shifts the inputs off their alignment (the misaligned probe).
+    ``skew_bytes`` shifts the inputs off their alignment (the misaligned probe). ``guarded``: every buffer ends at a
+    page that nobody may touch, and those of odd frames begin behind one.
     """
     sizes: dict[str, int] = {}
     specs: dict[str, TensorSpec] = {}
@@ -152,6 +163,12 @@ def call_layout(traced: TracedPlan, *, frames: int, skew_bytes: int = 0, redzone
     for frame in range(frames):
         main.append(tuple(_places(traced.main, frame, prepared, sizes, specs)))
     prepare = tuple(_prepare_places(traced.prepare, sizes, specs)) if traced.prepare is not None else ()
+    if guarded:
+        odd = {name for name in sizes if re.match(r"f\d*[13579]/", name)}
+        guards = lay_out_guarded(sizes.items(), odd)
+        offsets = {region.name: region.offset for region in guards.regions}
+        data = _layout_data(guards.nbytes, offsets, sizes, guards.redzones, frames, specs)
+        return CallLayout(data, tuple(main), prepare, offsets, guards.guards)
     zone = REDZONE_BYTES if redzones else 0
     skewed = [(name, size) for name, size in sizes.items() if "/input/" in name]
     others = [(name, size) for name, size in sizes.items() if "/input/" not in name]
@@ -159,14 +176,26 @@ def call_layout(traced: TracedPlan, *, frames: int, skew_bytes: int = 0, redzone
     second = lay_out(others, redzone_bytes=zone)
     offsets = {r.name: r.offset for r in first.regions} | {r.name: first.nbytes + r.offset for r in second.regions}
     zones = [list(z) for z in first.redzones] + [[o + first.nbytes, n] for o, n in second.redzones]
-    data = {
-        "nbytes": first.nbytes + second.nbytes,
+    nbytes = first.nbytes + second.nbytes
+    data = _layout_data(nbytes, offsets, sizes, zones if redzones else [], frames, specs)
+    return CallLayout(data, tuple(main), prepare, offsets)
+
+
+def _layout_data(
+    nbytes: int,
+    offsets: Mapping[str, int],
+    sizes: Mapping[str, int],
+    redzones: Sequence[Sequence[int]],
+    frames: int,
+    specs: Mapping[str, TensorSpec],
+) -> dict[str, Any]:
+    return {
+        "nbytes": nbytes,
         "regions": [[name, offset, sizes[name]] for name, offset in offsets.items()],
-        "redzones": zones if redzones else [],
+        "redzones": [list(zone) for zone in redzones],
         "frames": frames,
         "specs": {name: [list(s.shape), s.dtype, list(s.strides)] for name, s in specs.items()},
     }
-    return CallLayout(data, tuple(main), prepare, offsets)
 
 
 def _places(

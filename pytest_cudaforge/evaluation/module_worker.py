@@ -402,7 +402,9 @@ class _Service:
     def _attach(self, asked: Any, fd: int) -> None:
         self._detach(asked["slot"])
         if self.device.type == "cpu":
-            self._arenas[asked["slot"]] = HostArena.attach(fd, asked["nbytes"], asked["readonly"])
+            arena = HostArena.attach(fd, asked["nbytes"], asked["readonly"])
+            self._arenas[asked["slot"]] = arena
+            arena.guard(asked["guards"])
         else:
             index = self.device.index or 0
             self._arenas[asked["slot"]] = DeviceArena.attach(fd, asked["nbytes"], index, asked["readonly"])

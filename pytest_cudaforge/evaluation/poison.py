@@ -7,10 +7,14 @@ from torch import Tensor
 
 from pytest_cudaforge.records import Mismatch
 
-__all__ = ["POISON", "unwritten"]
+__all__ = ["POISON", "ZONES", "unwritten"]
 
 #: NaN in every float format; and a finite, large, odd value.
 POISON = (0xFF, 0x5B)
+
+#: What lies between buffers: the same, values like those of the buffer before (None), so that a kernel that reads out
+#: of bounds and leaves odd values out is not right by that, and the second one's negative.
+ZONES: tuple[int | None, ...] = (*POISON, None, 0xDB)
 
 #: Elements looked at in one step: the bytes of gigabytes should not be copied at once.
 _STEP = 1 << 24

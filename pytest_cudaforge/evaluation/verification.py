@@ -164,6 +164,7 @@ class Verifier:
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
+                self._check_guarded(product, run.worker, trials[-1])
                 self._probe_misaligned(product, run.worker)
 
     def _require_room(self, product: Product, layout: CallLayout) -> None:
@@ -222,6 +223,25 @@ class Verifier:
         if not self._findings.cases[-1].passed:
             raise self._refusal(self._findings.cases[-1:])
 
+    def _check_guarded(self, product: Product, worker: Worker, last: Trial) -> None:
+        """Once more with every buffer's end, then with its start, at a page that cannot be touched: a kernel that reads
+        out of bounds and does nothing with it shows in no output."""
+        if self.kitchen.device.kind != "cpu":
+            return
+        case = replace(last.case, seed=secrets.randbits(62))
+        trial = replace(last, case=case, calls_before=0, renewed=False, exchanged=False)
+        layout = call_layout(product.traced, frames=2, guarded=True)
+        with self._bench(product, layout, "", worker) as run:
+            for frame, name in enumerate(("at the end of a page", "at the start of a page")):
+                trial = replace(trial, name=name, frame=frame)
+                try:
+                    self._findings.cases.append(run.case(product.workload.name, trial, contract=True))
+                except WorkerCrash as error:
+                    reason = f"a call reads or writes memory outside a buffer {trial.name}: {error}"
+                    raise self._broken(product, trial, Status.REJECTED, ForgeError(reason)) from error
+                if not self._findings.cases[-1].passed:
+                    raise self._refusal(self._findings.cases[-1:])
+
     def _broken(self, product: Product, trial: Trial, status: Status, error: Exception) -> Refusal:
         result = CaseResult(product.workload.name, trial.name, True, False, None, None, (), note=str(error))
         self._findings.cases.append(result)
@@ -236,7 +256,7 @@ class Verifier:
         worker, slot = kept, 0 if kept is None else 1
         try:
             worker = worker or self._started(product)
-            worker.attach(slot, arena)
+            worker.attach(slot, arena, guards=layout.guards)
             yield _Run(self, product, layout, bench, arena, worker, slot)
         except (LaunchFailure, WorkerFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, str(error), verification=self._findings.verification) from error

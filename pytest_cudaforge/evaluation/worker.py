@@ -87,15 +87,24 @@ class Worker:
         payload = {"traced": plan.encode(traced), "device": device, "sizes": [len(part) for part in encoded]}
         self._ask(_START, payload, "loading the kernels", timeout_s, blob=b"".join(encoded))
 
-    def attach(self, slot: int, arena: Arena, *, readonly: bool = False, timeout_s: float = 30) -> None:
+    def attach(
+        self,
+        slot: int,
+        arena: Arena,
+        *,
+        readonly: bool = False,
+        guards: Sequence[tuple[int, int]] = (),
+        timeout_s: float = 30,
+    ) -> None:
         """Map ``arena`` in the worker under ``slot`` (0 to 1023), replacing what was there.
 
+        ``guards``: (offset, bytes) of pages of a host arena that it must not touch.
         Seal a host arena first (``seal_readonly``) where native code must not be able to map it writable.
         """
         if not 0 <= slot <= MAX_SLOT:
             raise ValueError(f"slot {slot} is not in 0..{MAX_SLOT}")
         self._sets = None
-        payload = {"slot": slot, "nbytes": arena.nbytes, "readonly": readonly}
+        payload = {"slot": slot, "nbytes": arena.nbytes, "readonly": readonly, "guards": [list(g) for g in guards]}
         self._ask(_ATTACH, payload, "attaching memory", timeout_s, descriptors=(arena.fd,))
 
     def detach(self, slot: int, *, timeout_s: float = 30) -> None:
@@ -314,7 +323,9 @@ class _Service:
     def _attach(self, asked: Any, fd: int) -> None:
         self._detach(asked["slot"])
         if self._device == "cpu":
-            self._arenas[asked["slot"]] = HostArena.attach(fd, asked["nbytes"], asked["readonly"])
+            arena = HostArena.attach(fd, asked["nbytes"], asked["readonly"])
+            self._arenas[asked["slot"]] = arena
+            arena.guard(asked["guards"])
         else:
             self._arenas[asked["slot"]] = DeviceArena.attach(fd, asked["nbytes"], self._index, asked["readonly"])
 

@@ -106,6 +106,20 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
 
 
+def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.Verifier, "_check_guarded", lambda *_: None)
+
+
+def _no_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without("redzone")(monkeypatch)
+    _no_guards(monkeypatch)
+
+
+def _odd_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [dataclasses.replace(t, poison=t.poison % 2) for t in trials])
+    _no_guards(monkeypatch)
+
+
 def _no_novelty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
@@ -119,7 +133,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "poison": _one_poison,
     "mutation": _no_mutation,
     "sealed": _no_seal,
-    "redzone": _without("redzone"),
+    "redzone": _no_zones,
     "bias": _without("bias"),
     "unstable": _without("unstable"),
     "comparison": _without("values", "slice", "bias", "nonfinite"),
@@ -130,6 +144,8 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "late": _no_late,
     "renewed": _no_renewed,
+    "guarded": _no_guards,
+    "plausible": _odd_zones,
     "exchanged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.exchanged]),
     "judge": _no_judge,
     "novelty": _no_novelty,

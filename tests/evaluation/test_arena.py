@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
+import resource
+import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_cudaforge.errors import DeviceError, UsageError
-from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, lay_out
+from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, lay_out, lay_out_guarded
 
 
 @given(
@@ -99,3 +102,35 @@ def test_a_device_arena_without_a_device_says_so() -> None:
         assert "CUDA" in str(error) or "cuda" in str(error)
     else:
         pytest.skip("there is a CUDA device here")
+
+
+@pytest.mark.parametrize("sizes", [[1], [64, 4096, 4100], [0, 12, 8191], [1 << 20, 60]])
+def test_guarded_regions_touch_their_guard_pages(sizes: list[int]) -> None:
+    page = mmap.PAGESIZE
+    named = [(str(i), n) for i, n in enumerate(sizes)]
+    layout = lay_out_guarded(named, {"0"})
+    assert layout.nbytes % page == 0 and all(o % page == 0 and n == page for o, n in layout.guards)
+    pieces = sorted([*((r.offset, r.nbytes) for r in layout.regions if r.nbytes), *layout.redzones, *layout.guards])
+    assert pieces[0][0] == 0 and sum(n for _, n in pieces) == layout.nbytes
+    assert all(a[0] + a[1] == b[0] for a, b in itertools.pairwise(pieces))
+    starts = [o for o, _ in layout.guards]
+    for region in layout.regions:
+        assert region.offset % 64 == 0
+        if region.name == "0":
+            assert region.offset - page in starts
+        elif region.nbytes:
+            assert min(s for s in starts if s >= region.offset) - region.offset - region.nbytes < 64
+
+
+def test_a_guarded_page_ends_who_touches_it() -> None:
+    layout = lay_out_guarded([("x", 4096)], ())
+    with HostArena.create(layout.nbytes) as arena:
+        child = os.fork()
+        if not child:
+            arena.guard(layout.guards)
+            ctypes.string_at(arena.address + layout.offset("x"), 4096)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            ctypes.string_at(arena.address + layout.offset("x") + 4096, 1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGSEGV

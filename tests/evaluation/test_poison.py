@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_cudaforge.evaluation.poison import POISON, unwritten
+from pytest_cudaforge.evaluation.cases import _PATTERNS
+from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.int16]
 DTYPES += [torch.bool, torch.uint8, torch.float8_e4m3fn]
@@ -44,3 +45,7 @@ def test_one_element_and_none() -> None:
     (found,) = unwritten("out", candidate, reference, 0xFF)
     assert found.index == ()
     assert unwritten("out", torch.empty(0), torch.empty(0), 0xFF) == []
+
+
+def test_trials_use_every_pattern() -> None:
+    assert len(ZONES) == _PATTERNS and len(ZONES) % len(POISON) == 0
