@@ -64,7 +64,7 @@ class Workshop:
         self._spawn, self._compile = spawn, compile_
         self._libraries: dict[str, bytes] = {}
         #: Triton compiles in the process that launches; later workers get what the first one compiled.
-        self._compiles_itself = torch_device != "cpu" and re.search(r"\btriton\b", source) is not None
+        self._compiles_itself = torch_device != "cpu" and re.search(r"\b(?:triton|compile)\b", source) is not None
         self._compiled = b""
         self._logs: list[str] = []
         self.seconds, self.cached = 0.0, True
