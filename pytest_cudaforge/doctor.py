@@ -46,6 +46,7 @@ def examine(root: Path, environ: Mapping[str, str]) -> tuple[Finding, ...]:
         _gpu,
         _nvml,
         _nvrtc,
+        _triton,
         _ncu,
         lambda: _sanitizer(environ),
         _sandbox,
@@ -181,6 +182,18 @@ def _nvrtc() -> Finding:
         remedy = rest.strip() or 'pip install "pytest-cudaforge[cuda]"'
         return Finding("NVRTC", False, what, remedy, optional=True)
     return Finding("NVRTC", True, "compiles CUDA sources, also without a GPU")
+
+
+def _triton() -> Finding:
+    from pytest_cudaforge.languages import load as load_language
+    from pytest_cudaforge.languages.triton import triton_version
+
+    reason = load_language("triton").availability()
+    if reason:
+        what, _, rest = reason.partition("\n")
+        remedy = rest.strip() or 'pip install "pytest-cudaforge[triton]"'
+        return Finding("Triton", False, what, remedy, optional=True)
+    return Finding("Triton", True, f"{triton_version()}; compiles kernel.py, also without a GPU")
 
 
 def _ncu() -> Finding:

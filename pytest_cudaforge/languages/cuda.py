@@ -148,7 +148,10 @@ def resources_in(log: str) -> dict[str, KernelResources]:
 def nvrtc_version() -> tuple[int, int]:
     """(major, minor) of the NVRTC that is loaded. Raises ToolchainError where there is none."""
     nvrtc = _nvrtc()
-    result, major, minor = nvrtc.nvrtcVersion()
+    try:
+        result, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # cuda.bindings raises it where libnvrtc cannot be loaded
+        raise _unloadable(error) from None
     _check(nvrtc, result, "its version")
     return int(major), int(minor)
 
@@ -296,6 +299,11 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+def _unloadable(error: RuntimeError) -> ToolchainError:
+    lines = str(error).splitlines() or [""]
+    return ToolchainError(f"NVRTC cannot be loaded: {lines[0]}", remedy=_INSTALL)
+
+
 def _check(nvrtc: Any, result: Any, what: str) -> None:
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ToolchainError(f"NVRTC failed at {what}: {result.name}", expected="a working NVRTC", remedy=_INSTALL)
@@ -306,8 +314,8 @@ def _supported_archs() -> dict[int, str]:
     nvrtc = _nvrtc()
     try:
         result, archs = nvrtc.nvrtcGetSupportedArchs()
-    except RuntimeError as error:  # cuda.bindings raises it where libnvrtc cannot be loaded
-        raise ToolchainError(f"NVRTC cannot be loaded: {error}", remedy=_INSTALL) from None
+    except RuntimeError as error:
+        raise _unloadable(error) from None
     _check(nvrtc, result, "its architectures")
     return {int(number): f"sm_{number}" for number in archs}
 

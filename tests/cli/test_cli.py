@@ -125,7 +125,7 @@ def test_as_a_module_and_into_a_closed_pipe(repo: Path) -> None:
         (("layers.py::Nothing", "right"), "holds no target Nothing"),
         (("layers.py", "right"), "layers.py holds: Twice, Constant"),
         (("layers.py::Twice", "nowhere"), "nowhere is no candidate"),
-        (("layers.py::Twice", "."), "plan.py beside kernel.cpp or kernel.cu"),
+        (("layers.py::Twice", "."), "plan.py beside kernel.cpp or kernel.cu or kernel.py"),
         (("layers.py::Twice", "layers.py"), "defines no ModelNew"),
         (("layers.py::Twice", "right", "--json", "/nowhere/x.json"), "cannot be written"),
         (("layers.py::Twice", "right", "--device", "tpu"), "cuda:<index>"),
@@ -160,6 +160,8 @@ def test_candidates(repo: Path) -> None:
     assert cli.read_candidate(repo / "right").language == "cpp"
     (repo / "right" / "kernel.cpp").rename(repo / "right" / "kernel.cu")
     assert [name for name, _ in cli.read_candidate(repo / "right").files] == ["kernel.cu", "plan.py"]
+    (repo / "right" / "kernel.cu").rename(repo / "right" / "kernel.py")
+    assert cli.read_candidate(repo / "right").language == "triton"
     (repo / "new.py").write_text("class ModelNew(nn.Module): ...\n")
     assert cli.read_candidate(repo / "new.py") == Candidate.of("module", {"new.py": "class ModelNew(nn.Module): ...\n"})
 

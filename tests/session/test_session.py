@@ -171,6 +171,10 @@ def test_the_device_decides_the_language(tmp_path: Path) -> None:
     config = settings(tmp_path)
     assert languages_for(config, cpu) == ("cpp",)
     assert languages_for(config, gpu) == ("cuda",)
+    both = replace(config, languages=("cuda", "triton", "cpp"))
+    assert languages_for(both, gpu) == ("cuda", "triton") and languages_for(both, cpu) == ("cpp",)
+    with pytest.raises(ConfigError, match="triton cannot run on c"):
+        languages_for(replace(config, languages=("triton",)), cpu)
     with pytest.raises(ConfigError, match="cuda cannot run on c"):
         languages_for(replace(config, languages=("cuda",)), cpu)
 
