@@ -62,8 +62,8 @@ from pytest_cudaforge.records import SanitizerFinding, SanitizerReport
 __all__ = ["Sanitizer", "call_bytes", "find_sanitizer", "fingerprint", "parse_log"]
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
-#: Instrumented accesses are ten to a thousand times slower: more than this is not looked at.
-MOST_BYTES = 128 << 20
+#: Instrumented accesses are ten to a thousand times slower, and the values go through a file: no more than this.
+MOST_BYTES = 512 << 20
 #: For all tools together, and for one of them.
 _BUDGET_S, _TOOL_S = 30.0, 12.0
 #: Findings that a tool prints before it only counts.
@@ -275,22 +275,21 @@ def _shares_memory(product: Product) -> bool:
     """May any kernel of the plan use shared memory? Unknown counts as yes."""
     if any(launch.shared_bytes or launch.cluster for launch in launches_of(product.traced)):
         return True
-    # 0 of a kernel whose shared memory its compiler decides about says nothing.
-    kernels = [kernel for binary in product.binaries for kernel in binary.kernels]
-    sizes = [None if _compiled(kernel) else kernel.resources.static_shared_bytes for kernel in kernels]
-    return any(size is None or size > 0 for size in sizes)
-
-
-def _compiled(kernel: KernelInfo) -> Any:
-    """What the compiler decided about a kernel's launches, where it is not the plan that does."""
-    return getattr(kernel, "compiled", None)
+    for kernel in (kernel for binary in product.binaries for kernel in binary.kernels):
+        static_bytes = kernel.resources.static_shared_bytes
+        # A compiler that decides about launches says there what its kernels share.
+        told = static_bytes != 0 if kernel.compiled is None else kernel.compiled.shared_bytes or static_bytes
+        if told:
+            return True
+    return False
 
 
 def _code_of(binary: Binary, kernel: KernelInfo) -> bytes:
     """The kernel's cubin: a binary may hold one after the other."""
-    compiled = _compiled(kernel)
-    start = compiled.code_start if compiled is not None else 0
-    return binary.code[start : start + compiled.code_bytes] if compiled is not None else binary.code
+    compiled = kernel.compiled
+    if compiled is None:
+        return binary.code
+    return binary.code[compiled.code_start : compiled.code_start + compiled.code_bytes]
 
 
 def _hides_order(product: Product, symbol: str) -> bool:
