@@ -24,6 +24,9 @@ What refuses a candidate, and what is only reported:
 * A tool that did not come to its end (time, memory, a launch that no longer fits beside the instrumentation) refuses
   nothing: it is noted. So is a missing compute-sanitizer, and so are workloads that are all too big.
 
+The replay has a session, a folder and a scrubbed environment of its own, and it is killed at its limit; it is not in
+the sandbox, since the tools must reach it, and nothing of the candidate's but device code runs there.
+
 The report is text that a trusted program wrote into a file; a kernel's printf does not get there, and nothing in it
 can take back a finding.
 """

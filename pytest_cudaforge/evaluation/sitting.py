@@ -270,14 +270,14 @@ class Sitting:
         medians = {party: statistics.median(block.of(party) for block in blocks) for party in blocks[0].parties}
         if not isinstance(candidate, EventParty) or medians["candidate"] > _LONG_CALL_NS:
             return None
-        found = candidate.by_both_clocks(self.pace.slice_ns)
+        found = candidate.by_both_clocks(self.pace.slice_ns / 2)
         if found is None:
             return None
         others: dict[str, float] = {}
         if min(medians["candidate"], medians["eager"]) < LAUNCH_BOUND_NS:
             for name in self.rotation.parties:
                 party = baseline_party(self.oracle, self.rotation.number, name, clock="supervisor", flush_bytes=0)
-                others[name] = party.turn(self.pace.slice_ns)
+                others[name] = party.turn(self.pace.slice_ns / 2)
         return HostTiming(found[0], found[1], others.get("eager"), others.get("compile"))
 
     def _baseline(self, name: str) -> Party:
