@@ -178,10 +178,14 @@ def _nvrtc() -> Finding:
 
     reason = load_language("cuda").availability()
     if reason:
-        what, _, rest = reason.partition("\n")
-        remedy = rest.strip() or 'pip install "pytest-cudaforge[cuda]"'
-        return Finding("NVRTC", False, what, remedy, optional=True)
+        return Finding("NVRTC", False, *_what_and_remedy(reason), optional=True)
     return Finding("NVRTC", True, "compiles CUDA sources, also without a GPU")
+
+
+def _what_and_remedy(reason: str) -> tuple[str, str]:
+    """The parts of an error's message, without their labels."""
+    what, *rest = reason.splitlines()
+    return what, "; ".join(line.strip().removeprefix("to do: ") for line in rest)
 
 
 def _triton() -> Finding:
@@ -190,9 +194,7 @@ def _triton() -> Finding:
 
     reason = load_language("triton").availability()
     if reason:
-        what, _, rest = reason.partition("\n")
-        remedy = rest.strip() or 'pip install "pytest-cudaforge[triton]"'
-        return Finding("Triton", False, what, remedy, optional=True)
+        return Finding("Triton", False, *_what_and_remedy(reason), optional=True)
     return Finding("Triton", True, f"{triton_version()}; compiles kernel.py, also without a GPU")
 
 
