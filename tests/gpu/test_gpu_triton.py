@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_cudaforge import apply, disabled
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.languages import load
-from pytest_cudaforge.records import Candidate, Evaluation, Status, Target
+from pytest_cudaforge.publishing import publish
+from pytest_cudaforge.records import Candidate, Evaluation, Round, Status, Target, Trace
 
 torch = pytest.importorskip("torch")
 _MISSING = load("triton").availability()
@@ -148,7 +151,7 @@ def _norm(cend: str = "cols", after: str = "") -> Candidate:
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repo")
-    (root / "layers.py").write_text(LAYERS)
+    (root / "triton_layers.py").write_text(LAYERS)
     return root
 
 
@@ -268,3 +271,38 @@ def test_a_lying_builder_gets_nothing(
 ) -> None:
     candidate = _candidate(LIAR.replace("CHANGE", change) + _norm().file("kernel.py"), NORM_PLAN)
     assert _judge(evaluator, repo, "RMSNorm", candidate).status in statuses
+
+
+def test_production_runs_what_was_verified_and_compiles_nothing(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target, candidate = _target(repo, "RMSNorm"), _norm()
+    final = _judge(evaluator, repo, "RMSNorm", candidate, timing=True)
+    rounds = (Round(1, "first", None, candidate, final),)
+    trace = Trace(target.id, "triton", "forged", "", rounds, 1, final)
+    entry = publish(trace, target, evaluator.facts(target), tmp_path, builds=evaluator.builds).entry
+    # A check of what is published asks no compiler either.
+    published = Candidate.of("triton", entry.sources(tmp_path / "manifest.json"))
+    checked = evaluator.evaluate(published, target, timing=False)
+    assert checked.passed and checked.build is not None and checked.build.keys == ()
+
+    monkeypatch.syspath_prepend(str(repo))
+    import triton_layers  # type: ignore[import-not-found]
+
+    model = triton_layers.RMSNorm(4096).cuda().eval()
+    report = apply(model, manifest=tmp_path / "manifest.json")
+    assert len(report.swapped) == 1, str(report)
+    with torch.no_grad():
+        x = torch.randn(2048, 4096, device="cuda")
+        got, again = model(x), model(x)
+        assert report.fallbacks == {}, str(report)
+        with disabled():
+            wanted = model(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+        assert torch.equal(got, again)
+        # Compiled for 16-byte aligned tensors: another one is the reference's to serve.
+        misaligned = torch.randn(2048 * 4096 + 1, device="cuda")[1:].view(2048, 4096)
+        with disabled():
+            wanted = model(misaligned)
+        assert torch.equal(model(misaligned), wanted) and "misaligned" in str(report)
+    assert "kernel" not in sys.modules, "kernel.py was imported"
