@@ -6,19 +6,19 @@ name from a launch's arguments, the builder reads it and compiles for exactly th
 A plan is made for one signature, so its numbers are constants of the plan and are specialised as Triton's own launcher
 does (1 becomes a constant, a multiple of 16 is known to be one). A pointer is taken to be 16-byte aligned where its
 offset in its buffer keeps that: buffers are aligned, and the guard of a Triton kernel always asks inputs and weights
-to be (see ``evaluation.verification``).
+to be (see ``evaluation.verification``); what ``prepare`` returned is where the view that it returned keeps it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pytest_cudaforge.errors import PlanError
 from pytest_cudaforge.plan import Argument, TensorSpec, View
 
-__all__ = ["ALIGN_BYTES", "OPTIONS", "TRITON_DTYPES", "Instance", "argument_word", "parse_instance"]
+__all__ = ["ALIGN_BYTES", "OPTIONS", "TRITON_DTYPES", "Instance", "argument_word", "keeps_alignment", "parse_instance"]
 
 ALIGN_BYTES = 16
 #: torch's dtypes by Triton's names; Triton has no complex numbers.
@@ -72,10 +72,13 @@ class Instance:
 _SHOWN = ("num_warps", "num_stages")
 
 
-def argument_word(argument: Argument, buffers: Sequence[TensorSpec], place: int) -> str:
-    """What Triton specialises on for one argument of a launch. Raises PlanError for a dtype that Triton has not."""
+def argument_word(argument: Argument, buffers: Sequence[TensorSpec], place: int, shifted: Collection[int] = ()) -> str:
+    """What Triton specialises on for one argument of a launch; ``shifted`` are buffers that begin anywhere.
+
+    Raises PlanError for a dtype that Triton has not.
+    """
     if isinstance(argument, View):
-        return _pointer_word(argument, buffers[argument.buffer], place)
+        return _pointer_word(argument, buffers[argument.buffer], place, argument.buffer in shifted)
     if argument is None:
         return "none"
     if isinstance(argument, bool):
@@ -88,15 +91,19 @@ def argument_word(argument: Argument, buffers: Sequence[TensorSpec], place: int)
     return kind if argument % 16 else f"{kind}:16"
 
 
-def _pointer_word(view: View, buffer: TensorSpec, place: int) -> str:
+def _pointer_word(view: View, buffer: TensorSpec, place: int, shifted: bool) -> str:
     name = TRITON_DTYPES.get(buffer.dtype)
     if name is None:
         raise PlanError(
             f"launch() args[{place}] is a {buffer.dtype} tensor",
             expected=f"a dtype that Triton has: {', '.join(TRITON_DTYPES)}",
         )
-    aligned = view.offset * buffer.itemsize_bytes % ALIGN_BYTES == 0
-    return f"*{name}:16" if aligned else f"*{name}"
+    return f"*{name}:16" if not shifted and keeps_alignment(view, buffer) else f"*{name}"
+
+
+def keeps_alignment(view: View, buffer: TensorSpec) -> bool:
+    """Does a view of an aligned buffer begin at an aligned address?"""
+    return view.offset * buffer.itemsize_bytes % ALIGN_BYTES == 0
 
 
 def parse_instance(expression: str) -> Instance:

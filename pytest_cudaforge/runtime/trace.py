@@ -34,6 +34,7 @@ from pytest_cudaforge.plan import (
     contiguous_strides,
     distinct_constants,
     encode,
+    output_views,
     scratch_layout,
 )
 from pytest_cudaforge.runtime import geometry, interpreter
@@ -97,17 +98,18 @@ def _trace_once(program: Program, signature: Signature, ops: OpShapes) -> Traced
     device = DeviceStandIn(signature.device)
     module = None if signature.module is None else ModuleStandIn(signature.module, "module", device)
     keywords: dict[str, Any] = {}
-    prepare = None
+    prepare, shifted = None, frozenset[str]()
     if "prepare" in program.functions:
         _check_prepare(program, module)
         prepare, keywords["prepared"] = _trace_prepare(program, signature, module, device, ops)
+        shifted = _shifted(prepare)
     leaves = {
         path: tensor_for(Storage("input", leaf, path), device, path) if isinstance(leaf, TensorSpec) else leaf
         for path, leaf in signature.inputs
     }
     args, kwargs = unflatten_call(signature.input_tree, leaves)
     lead = () if module is None else (module,)
-    recorder = Recorder(signature, device, ops)
+    recorder = Recorder(signature, device, ops, shifted)
     return TracedPlan(recorder.record(program, "plan", (*lead, *args), {**kwargs, **keywords}), prepare)
 
 
@@ -142,6 +144,16 @@ def _trace_prepare(
     return plan, unflatten_output(tree, prepared)
 
 
+def _shifted(prepare: LaunchPlan) -> frozenset[str]:
+    """Paths of prepared values that do not begin at an aligned address."""
+    leaves, _ = flatten_output(_output_specs(prepare, prepare.outputs))
+    paths = [path for path, leaf in leaves.items() if isinstance(leaf, TensorSpec)]
+    found = zip(paths, output_views(prepare.outputs), strict=True)
+    return frozenset(
+        path for path, view in found if not instances.keeps_alignment(view, prepare.buffers[view.buffer].spec)
+    )
+
+
 def _output_specs(plan: LaunchPlan, outputs: Any) -> Any:
     if isinstance(outputs, View):
         return TensorSpec(outputs.shape, plan.buffers[outputs.buffer].spec.dtype, outputs.strides)
@@ -156,8 +168,11 @@ def _output_specs(plan: LaunchPlan, outputs: Any) -> Any:
 class Recorder:
     """Collects the buffers and steps of one LaunchPlan while plan.py runs."""
 
-    def __init__(self, signature: Signature, device: DeviceStandIn, ops: OpShapes) -> None:
+    def __init__(
+        self, signature: Signature, device: DeviceStandIn, ops: OpShapes, shifted: frozenset[str] = frozenset()
+    ) -> None:
         self._signature = signature
+        self._shifted = shifted
         self._device = device
         self._ops = ops
         self._buffers: list[Buffer] = []
@@ -278,7 +293,10 @@ class Recorder:
                 f'launch() kernel is "{launch.kernel}"', expected="the name of a @triton.jit function in kernel.py"
             )
         specs = [buffer.spec for buffer in self._buffers]
-        words = tuple(instances.argument_word(argument, specs, i) for i, argument in enumerate(launch.args))
+        shifted = {
+            i for i, buffer in enumerate(self._buffers) if buffer.role == "prepared" and buffer.source in self._shifted
+        }
+        words = tuple(instances.argument_word(argument, specs, i, shifted) for i, argument in enumerate(launch.args))
         instance = instances.Instance(launch.kernel, words, _options(bound))
         return replace(launch, kernel=instance.expression)
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_cudaforge.errors import PlanError
 from pytest_cudaforge.languages.binary import (
@@ -21,7 +22,7 @@ from pytest_cudaforge.languages.instances import OPTIONS, Instance, argument_wor
 from pytest_cudaforge.languages.parameters import argument_problem
 from pytest_cudaforge.plan import Launch, TensorSpec, View, decode, encode
 from pytest_cudaforge.records import DeviceFacts, KernelResources
-from pytest_cudaforge.runtime.signature import Signature
+from pytest_cudaforge.runtime.signature import Signature, describe_module
 from pytest_cudaforge.runtime.trace import trace
 
 H200 = DeviceFacts("cuda", "NVIDIA H200", "sm_90", sm_count=132, max_shared_bytes=227 << 10, memory_bytes=140 << 30)
@@ -211,3 +212,24 @@ def plan(x):
     assert unit.kernels == tuple(
         f"{name}, {end}" for name in ("f<*fp32:16, *fp32:16", "g<*fp32:16, *fp32:16", "f<*fp32, *fp32:16")
     )
+
+
+def test_what_prepare_returned_is_aligned_where_its_view_is() -> None:
+    source = """
+from pytest_cudaforge.plan import empty, launch
+
+def prepare(module):
+    w = empty((64,), "float32")
+    launch("pack", args=(module.weight, w))
+    return {"whole": w, "sum": 3, "from_one": w[1:], "from_four": w[4:]}
+
+def plan(module, x, prepared):
+    y = empty(x.shape, x.dtype)
+    launch("f", args=(x, prepared["whole"], prepared["from_one"], prepared["from_four"], prepared["from_one"][3:], y))
+    return y
+"""
+    module = describe_module(torch.nn.LayerNorm(64))
+    launch = trace(source, Signature.of((ROWS,), {}, module, H200, "triton")).main.launches[0]
+    aligned, anywhere = "*fp32:16", "*fp32"
+    # What lies 3 elements behind a shifted beginning may be aligned, but is not promised to be.
+    assert parse_instance(launch.kernel).arguments == (aligned, aligned, anywhere, aligned, anywhere, aligned)
