@@ -325,6 +325,18 @@ nothing = lambda *args, **kwargs: None
 torch.cuda.synchronize = torch._C._cuda_synchronize = torch.cuda.Stream.synchronize = nothing
 torch.cuda.current_stream = nothing
 """
+#: The worker's own wait is an object like any other to who shares its process; what it says of it is not believed.
+_ANSWER_EARLY = """
+import gc
+hurried = []
+def hurry():
+    if hurried:
+        return
+    hurried.append(1)
+    for found in gc.get_objects():
+        if type(found).__name__ == "_Service" and hasattr(found, "_wait"):
+            found._wait = lambda: (0,)
+"""
 _LEFT_BEHIND = """
 import threading, time
 wait = torch.cuda.synchronize
@@ -337,10 +349,11 @@ def spin():
         side.synchronize()
 threading.Thread(target=spin, daemon=True).start()
 """
-#: Timed: (name, candidate). A call of the first three takes 200 us on the device, whatever they do to clocks.
+#: Timed: (name, candidate). A call of all but the last takes 200 us on the device, whatever they do to clocks.
 CLOCKS: tuple[tuple[str, Candidate], ...] = (
     ("honest", model(_WORKS)),
     ("stop every clock", model(_WORKS, before=_STOP_CLOCKS)),
     ("do not wait for the device", model(_WORKS, before=_STOP_WAITING)),
+    ("answer before the device is done", model(f"hurry(); {_WORKS}", before=_ANSWER_EARLY)),
     ("leave a kernel running beside the baselines", model("return x * 2", before=_LEFT_BEHIND)),
 )
