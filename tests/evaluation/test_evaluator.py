@@ -316,9 +316,12 @@ def test_target_errors_are_raised_not_judged(evaluator: Evaluator, repo: Path) -
         _evaluate(evaluator, repo, norm(), "::inputs_raise")
 
 
-def test_cuda_candidate_on_the_cpu_is_a_usage_error(evaluator: Evaluator, repo: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot run on cpu"):
-        _evaluate(evaluator, repo, Candidate.of("cuda", {"kernel.cu": "", "plan.py": ""}))
+@pytest.mark.parametrize(("language", "source"), [("cuda", "kernel.cu"), ("triton", "kernel.py")])
+def test_a_candidate_for_a_gpu_is_a_usage_error_on_the_cpu(
+    evaluator: Evaluator, repo: Path, language: str, source: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"a {language} candidate cannot run on cpu"):
+        _evaluate(evaluator, repo, Candidate.of(language, {source: "", "plan.py": ""}))
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:
