@@ -32,11 +32,10 @@ def test_every_example_has_a_conversation_about_its_present_source(target: Targe
 
 def test_the_cuda_conversations_fit_too() -> None:
     talks = [talk for (_, language), talk in CONVERSATIONS.items() if language == "cuda"]
-    assert len(talks) >= 3
+    # One ended in its second round, when the strategy saw its roofline reached.
+    assert sum(4 <= len(talk.verdicts) <= 6 for talk in talks) >= 3
     for talk in talks:
         assert talk.digest == TARGETS[talk.target].digest
-        # One of them ended when the strategy saw its roofline reached.
-        assert 2 <= len(talk.verdicts) <= 6
 
 
 def test_the_failures_were_kept() -> None:
