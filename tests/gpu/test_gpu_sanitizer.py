@@ -12,6 +12,7 @@ import pytest
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.sanitizer import find_sanitizer
+from pytest_cudaforge.languages import load
 from pytest_cudaforge.records import Candidate, Evaluation, SanitizerReport, Status, Target
 
 torch = pytest.importorskip("torch")
@@ -113,7 +114,96 @@ BARRIER = (
 """
 )
 
-HONEST = {"plain": PLAIN, "shared memory": SHARED, "one warp": WARP, "mbarrier": BARRIER}
+#: Each half of a block waits for its own threads only.
+NAMED = (
+    HEAD
+    + """  __shared__ float part[256];
+  int half = threadIdx.x / 128, lane = threadIdx.x % 128;
+  part[threadIdx.x] = i < n ? x[i] : 0.f;
+  asm volatile("bar.sync %0, 128;" ::"r"(half + 1) : "memory");
+  float v = part[half * 128 + 127 - lane];
+  asm volatile("bar.sync %0, 128;" ::"r"(half + 1) : "memory");
+  part[half * 128 + 127 - lane] = v;
+  asm volatile("bar.sync %0, 128;" ::"r"(half + 1) : "memory");
+  if (i < n) y[i] = 2.f * part[threadIdx.x];
+}
+"""
+)
+
+#: Asynchronous copies in two stages: the next one is under way while one is read.
+STAGED = (
+    HEAD
+    + """  __shared__ float part[2][256];
+  auto fetch = [&](int stage, int block) {
+    unsigned place = (unsigned)__cvta_generic_to_shared(&part[stage][threadIdx.x]);
+    const float* from = x + (block % 16) * 256 + threadIdx.x;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(place), "l"(from) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  float v = 0.f;
+  fetch(0, blockIdx.x);
+  for (int k = 0; k < 16; ++k) {
+    if (k + 1 < 16) fetch((k + 1) & 1, blockIdx.x + k + 1);
+    if (k + 1 < 16) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    if (k == 0) v = 2.f * part[0][255 - threadIdx.x];
+    __syncthreads();
+  }
+  if (i < n) y[i - threadIdx.x + 255 - threadIdx.x] = v;
+}
+"""
+)
+
+HONEST = {
+    "plain": PLAIN,
+    "shared memory": SHARED,
+    "one warp": WARP,
+    "mbarrier": BARRIER,
+    "named barriers": NAMED,
+    "asynchronous copies": STAGED,
+}
+
+#: All blocks wait for each other between the two steps.
+GRID = """
+#include <cooperative_groups.h>
+__global__ void twice(const float* x, float* half, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  half[i] = 2.f * x[i];
+  cooperative_groups::this_grid().sync();
+  y[n - 1 - i] = half[n - 1 - i];
+}
+"""
+
+GRID_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    half, y = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
+    launch("twice", grid=(16,), block=(256,), args=(x, half, y, x.numel()), cooperative=True)
+    return y
+"""
+
+TRITON = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def twice(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n, other=0.0)
+    total = tl.sum(v, axis=0)
+    tl.store(y + i, 2.0 * (v + (total - total)), mask=i < n)
+"""
+
+TRITON_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("twice", grid=(8,), args=(x, y, x.numel()), constants={"BLOCK": 512})
+    return y
+"""
 
 #: Reads one element behind its input: the value is of no consequence, the read is.
 OVERRUN = HEAD + "  float v = *(volatile const float*)(x + i + 1);\n  if (i < n) y[i] = 2.f * x[i] + (v == 3e38f);\n}\n"
@@ -176,6 +266,23 @@ def test_honest_kernels_pass_every_tool(evaluator: Evaluator, target: Target, na
     assert not [finding for finding in report.findings if finding.refuses]
     assert set(report.tools) == {"memcheck", "initcheck"} | (set() if name == "plain" else {"racecheck"}), report
     assert report.seconds < 30
+
+
+def test_blocks_that_wait_for_each_other_pass(evaluator: Evaluator, target: Target) -> None:
+    verdict, report = judged(evaluator, target, GRID, GRID_PLAN)
+    assert verdict.passed, verdict.reason
+    assert "memcheck" in report.tools and not [finding for finding in report.findings if finding.refuses], report
+
+
+def test_triton_kernels_are_looked_at(evaluator: Evaluator, target: Target) -> None:
+    if reason := load("triton").availability():
+        pytest.skip(reason)
+    candidate = Candidate.of("triton", {"kernel.py": TRITON, "plan.py": TRITON_PLAN})
+    verdict = evaluator.evaluate(candidate, target, timing=False, sanitize=True)
+    assert verdict.passed and verdict.verification is not None, verdict.reason
+    report = verdict.verification.sanitizer
+    print(report)
+    assert report is not None and set(report.tools) >= {"memcheck", "initcheck"} and not report.findings, report
 
 
 @pytest.mark.parametrize("tool", HOSTILE)
