@@ -120,7 +120,7 @@ def test_a_parent_without_a_candidate_means_an_empty_page():
 
 def test_what_is_allowed_is_the_targets_unless_said_otherwise():
     facts = made.facts(allow=("kernel", "library"))
-    assert "Allowed: all work in your own kernels" in user(told())
+    assert "Allowed: your own kernels do the work" in user(told())
     assert "library products" in user(told(facts=facts))
     assert "library products" not in user(told(facts=facts, allow=("kernel",)))
 

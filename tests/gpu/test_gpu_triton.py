@@ -170,7 +170,7 @@ def _show(evaluation: Evaluation) -> None:
     print(f"\n{evaluation.status.value} {evaluation.reason[:600]}")
     print(f"  {evaluation.seconds:.2f} s, grade {evaluation.isolation.grade}, build {build and build.seconds} s")
     if build is not None:
-        print(f"  {build.resources}")
+        print(f"  {build.kernels}")
     if evaluation.timing is not None:
         print(f"  eager {evaluation.timing.speedup_eager}, compile {evaluation.timing.speedup_compile}")
     if evaluation.verification is not None:
@@ -277,7 +277,7 @@ def test_production_runs_what_was_verified_and_compiles_nothing(
     evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target, candidate = _target(repo, "RMSNorm"), _norm()
-    final = _judge(evaluator, repo, "RMSNorm", candidate, timing=True)
+    final = _judge(evaluator, repo, "RMSNorm", candidate)
     rounds = (Round(1, "first", None, candidate, final),)
     trace = Trace(target.id, "triton", "forged", "", rounds, 1, final)
     entry = publish(trace, target, evaluator.facts(target), tmp_path, builds=evaluator.builds).entry
