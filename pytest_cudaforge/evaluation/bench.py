@@ -370,6 +370,8 @@ class Bench:
     def _take(self, leaf: list[Any]) -> Tensor:
         region, spec, shift = leaf
         offset, _ = self.regions[region]
+        if spec[1] == "bool":  # a copy of booleans makes every true a 1
+            return self._take([region, [spec[0], "uint8", spec[2]], shift]).view(torch.bool)
         return region_view(self.bytes, offset + shift, TensorSpec(tuple(spec[0]), spec[1], tuple(spec[2]))).clone()
 
     def _judge_leaf(

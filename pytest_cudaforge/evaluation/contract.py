@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pytest_cudaforge.evaluation.cases import tree_leaves
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View
@@ -77,12 +78,28 @@ def compare_structure(plan: LaunchPlan, workload: WorkloadFacts) -> tuple[Mismat
     if list(found) != list(expected):
         detail = f"the plan returns {_names(found)}, the reference returns {_names(expected)}"
         return (Mismatch("out", "count", detail),)
-    mismatches = []
+    mismatches = [Mismatch(*wrong) for wrong in _other_containers(plan.outputs, workload.output_tree, "out")]
     for path, want in expected.items():
         mismatch = _compare_leaf(path, found[path], want, plan)
         if mismatch is not None:
             mismatches.append(mismatch)
     return tuple(mismatches)
+
+
+def _other_containers(got: Any, want: Any, path: str) -> Iterator[tuple[str, Literal["structure"], str]]:
+    """Where one is a list and the other a tuple, or a dict: who unpacks an answer may not care, who adds to it does."""
+    kind = next((kind for kind in ("list", "tuple", "dict") if kind in want), None)
+    if kind is None:
+        return
+    if type(got).__name__ != kind:
+        yield path, "structure", f"is a {type(got).__name__}, the reference returns a {kind}"
+        return
+    named = want[kind] if kind == "dict" else list(enumerate(want[kind]))
+    if kind == "dict" and list(got) != [key for key, _ in named]:
+        yield path, "structure", f"has the keys {list(got)}, the reference's are {[key for key, _ in named]}"
+        return
+    for key, node in named:
+        yield from _other_containers(got[key], node, f"{path}.{key}")
 
 
 def _names(leaves: dict[str, Any]) -> str:

@@ -415,9 +415,12 @@ def _real_dtype(dtype: str) -> str:
 def _independent(shape: tuple[int, ...], reduction: int) -> int:
     """How many errors are drawn independently: one per row, since a row's elements share its sum's error.
 
-    A single row is either that (a softmax of one row), or one sum per element.
+    A single row is either that (a softmax of one row), or one sum per element; a sum longer than a row may be behind
+    several of them (a group's, a channel's).
     """
     rows, elements = math.prod(shape[:-1]), math.prod(shape)
+    if shape and reduction > shape[-1] and elements % reduction == 0:
+        rows = min(rows, elements // reduction)
     return rows if rows > 1 or 1 < reduction <= elements else elements
 
 

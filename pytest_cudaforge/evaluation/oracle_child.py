@@ -96,7 +96,7 @@ class _Oracle:
         subject = self.subject(target)
         args, kwargs = subject.draw(workload, 0)
         found = []
-        for name in ["strided", *(neighbour_names(args, kwargs) if sizes else ())]:
+        for name in ["strided", *(neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ())]:
             try:
                 changed = apply_variant(name, *subject.draw(workload, 0))
                 output = subject.run(subject.function, *changed)

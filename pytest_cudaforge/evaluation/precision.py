@@ -42,6 +42,15 @@ _LINEAR_SUMS = frozenset(["sum", "mean", "mm", "bmm", "addmm", "baddbmm", "mv", 
 #: A running variance (Welford's) errs by this share of a unit roundoff times mean times deviation, not squared as a
 #: one-pass formula does; measured 0.1 to 0.4, the noise's own factor included in what is allowed.
 _SPREADS, _SPREAD_NOISE = frozenset(["var", "var_mean", "std", "std_mean"]), 0.05
+#: Operators that return what they normalised, the means and the reciprocal deviations. Where they have few means, one
+#: that the reference got nearly right would set the bound: a serial one errs by this share of a unit roundoff times
+#: the root of the sum's length (measured: a third, and what the bound multiplies included in what is allowed).
+_NORMS, _FEW_MEANS, _MEAN_NOISE = (
+    frozenset(["native_layer_norm", "native_group_norm", "native_batch_norm"]),
+    64,
+    1 / 128,
+)
+_LONGEST_SERIAL = 1 << 16
 #: Outputs of so few elements have no norm to speak of: a single lucky one would set the bound.
 FEW = 256
 _BEHIND = "_cudaforge_summed"  # attribute of a tensor: the longest sum behind it
@@ -101,6 +110,10 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.spreads = True
             if self.noise:
                 result = self._spread_moved(name, own, wide_args[0], result)
+        if name in _NORMS and result[1].numel() <= _FEW_MEANS:
+            self.spreads = True
+            if self.noise:
+                result = (self._mean_moved(own, wide_args, result), *result[1:])
         written = [value for i, value in enumerate(args) if i in keep]
         self._remember(own, (args, kwargs), (result, written), written)
         return result
@@ -120,6 +133,13 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         by = self.noise * _SPREAD_NOISE * source.square().mean().sqrt() * min(1.0, (4096 / own) ** 0.75)
         moved = first + (by if name.startswith("std") else by * first.abs().sqrt())
         return (moved, *result[1:]) if isinstance(result, tuple) else moved
+
+    def _mean_moved(self, own: int, args: Any, result: Any) -> Any:
+        """What was normalised with a mean that is off, by as much in each deviation as in their root mean square."""
+        source, deviations = args[0], result[2]
+        scale = source.square().mean().sqrt() * deviations.square().mean().sqrt()
+        weight = next((a.square().mean().sqrt() for a in args[1:3] if isinstance(a, torch.Tensor)), 1.0)
+        return result[0] + self.noise * _MEAN_NOISE * math.sqrt(min(own, _LONGEST_SERIAL)) * scale * weight
 
     def _moved(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
         """``result`` off by the rounding of its sum: no two sums by the same amount, so that they do not cancel."""

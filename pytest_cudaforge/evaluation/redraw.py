@@ -165,6 +165,8 @@ _TAILS = 3.5
 _ZEROS = 0.01
 #: Scales of the vanishing entries of "faint", in this order: about the root of what norms add (1e-5, 1e-6, 1e-12).
 _FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2)
+#: One entry in so many.
+_FAINT_SHARE = 6
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
@@ -220,15 +222,15 @@ def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
 
 
 def _faintness(values: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """Factors that let half of the leading entries nearly vanish, and half of the channels where there are more
-    dimensions: the others keep their size, so that what is no quotient is not judged by its last digits."""
-    factors = torch.ones((), device=values.device)
-    for dim in range(min(2, values.dim() - 1)):
-        order = torch.rand(values.shape[dim], generator=generator, device=values.device).argsort()
-        faint = torch.tensor(_FAINT, device=values.device)[order % len(_FAINT)].div(scale)
-        along = torch.where(order < values.shape[dim] // 2, faint, 1.0)
-        factors = torch.minimum(factors, along.reshape(-1, *(1,) * (values.dim() - 1 - dim)))
-    return factors
+    """Factors that let a few of the leading entries nearly vanish. The others keep their size, so that what is no
+    quotient is not judged by its last digits; and they are many: equal addends make a serial sum drift one way."""
+    count = values.shape[0] if values.dim() > 1 else 1
+    if count < 2:
+        return values.new_ones(())
+    order = torch.rand(count, generator=generator, device=values.device).argsort()
+    faint = torch.tensor(_FAINT, device=values.device)[order % len(_FAINT)].div(scale)
+    factors = torch.where(order < max(1, count // _FAINT_SHARE), faint, 1.0)
+    return factors.reshape(-1, *(1,) * (values.dim() - 1))
 
 
 def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:

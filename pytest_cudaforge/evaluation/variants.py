@@ -53,9 +53,9 @@ def _resized(tensor: Tensor, old: int, new: int) -> Tensor:
     return tensor
 
 
-def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: bool = False) -> Iterator[str]:
     """Names of variants with one size changed wherever it occurs, for the leading sizes first: smaller by one, and the
-    first one larger, too, by more than any vector is wide."""
+    first one (``dynamic``, where any size is promised: each of them) larger, too, by more than any vector is wide."""
     leaves, _ = flatten_call(args, kwargs)
     sizes: dict[int, None] = {}
     tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and leaf.dim()]
@@ -67,7 +67,7 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterato
     safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)]
     for size in safe[:_MAX_NEIGHBOURS]:
         yield f"size {size} -> {size - 1}"
-    for size in safe[:1]:
+    for size in safe[: _MAX_NEIGHBOURS if dynamic else 1]:
         yield f"size {size} -> {size + _GROWTH}"
 
 

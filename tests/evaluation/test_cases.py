@@ -172,3 +172,24 @@ def test_memory_errors_outrank_the_numbers_they_spoil() -> None:
     assert status_of((values, zone)) is Status.REJECTED
     assert status_of((values,)) is Status.INCORRECT_NUMERICAL
     assert status_of(()) is Status.PASSED
+
+
+_VIEW = View(2, (4, 8), (8, 1))
+_TREE = {"tuple": [{"leaf": "out.0"}, {"list": [{"leaf": "out.1.0"}]}, {"dict": [[0, {"leaf": "out.2.0"}]]}]}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "wrong"),
+    [
+        ((_VIEW, [_VIEW], {0: _VIEW}), ""),
+        ([_VIEW, [_VIEW], {0: _VIEW}], "is a list, the reference returns a tuple"),
+        ((_VIEW, (_VIEW,), {0: _VIEW}), "is a tuple, the reference returns a list"),
+        ((_VIEW, [_VIEW], [_VIEW]), "is a list, the reference returns a dict"),
+        ((_VIEW, [_VIEW], {"0": _VIEW}), "has the keys ['0'], the reference's are [0]"),
+    ],
+)
+def test_answers_come_in_the_containers_of_the_reference(outputs: object, wrong: str) -> None:
+    leaves = (("out.0", SPEC), ("out.1.0", SPEC), ("out.2.0", SPEC))
+    workload = dataclasses.replace(WORKLOAD, outputs=leaves, output_tree=_TREE)
+    mismatches = compare_structure(_plan(outputs), workload)
+    assert [m.detail for m in mismatches] == ([wrong] if wrong else [])

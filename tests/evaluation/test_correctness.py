@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pytest_cudaforge.evaluation.bench import SUM_NOISE
 from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.precision import Fp64Mode
 from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw
 
 K = 4096
@@ -367,3 +369,34 @@ def test_roundings_that_a_row_shares_are_no_factor() -> None:
         oracle = x.double() * scale
         candidate = (x.float() * scale.bfloat16().float()).bfloat16()
         assert not _judge(candidate, oracle.bfloat16(), oracle, reduction=96).mismatches
+
+
+def _serial_layer_norm(x: Tensor) -> Tensor:
+    flat = x.flatten(1)
+    mean = _serial_sum(flat)[:, None] / flat.shape[1]
+    deviation = (_serial_sum((flat - mean).square())[:, None] / flat.shape[1] + 1e-5).sqrt()
+    return ((flat - mean) / deviation).reshape(x.shape)
+
+
+@pytest.mark.parametrize("family", ["shifted", "lowered", "faint", "normal"])
+def test_a_few_means_that_the_reference_got_nearly_right_do_not_set_the_bound(family: str) -> None:
+    """Three samples of 1615 elements: the mean error of each is one draw."""
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        x = redraw(family, torch.rand(3, 5, 17, 19, generator=generator), "generic", generator)
+        reference = torch.nn.functional.layer_norm(x, x.shape[1:])
+        modes = Fp64Mode(), Fp64Mode(noise=SUM_NOISE * 2.0**-24)
+        oracles = []
+        for mode in modes:
+            with mode:
+                oracles.append(torch.nn.functional.layer_norm(x.double(), x.shape[1:]))
+        assert modes[0].spreads
+        noise = float((oracles[1] - oracles[0]).square().mean().sqrt())
+        rule = Rule(1615, noise=noise)
+        assert not judge_output("out", _serial_layer_norm(x), reference, oracles[0], rule).mismatches
+        one_pass = x.flatten(1).square().mean(1) - x.flatten(1).mean(1).square()
+        wrong = (x - x.flatten(1).mean(1)[:, None, None, None]) * torch.rsqrt(one_pass.clamp_min(0) + 1e-5)[
+            :, None, None, None
+        ]
+        if family == "shifted":
+            assert judge_output("out", wrong, reference, oracles[0], rule).mismatches

@@ -173,18 +173,13 @@ def test_variants_change_layout_or_size_only() -> None:
     assert list(neighbour_names((x, mask), {})) == ["size 6 -> 5", "size 8 -> 7", "size 6 -> 73"]
 
 
-@pytest.mark.parametrize("shape", [(8, 64), (8, 6, 64), (1, 64), (64,)])
-def test_faint_entries_vanish_beside_others_that_do_not(shape: tuple[int, ...]) -> None:
-    drawn = torch.randn(shape)
-    again = redraw("faint", drawn, "generic", torch.Generator().manual_seed(3))
-    if shape[0] == 1 or len(shape) == 1:
-        assert 0.5 < float(again.std()) < 2  # nothing beside it
-        return
-    sizes = again.flatten(1).square().mean(1).sqrt()
-    assert int((sizes < 0.02).sum()) == 4 and int((sizes == 0).sum()) >= 1 and float(sizes.max()) > 0.5
-    if len(shape) == 3:
-        channels = again.transpose(0, 1).flatten(1).square().mean(1).sqrt()
-        assert int((channels < 0.02).sum()) == 3
+@pytest.mark.parametrize(("shape", "faint"), [((24, 64), 4), ((2, 6, 64), 1), ((1, 64), 0), ((64,), 0)])
+def test_faint_entries_vanish_beside_others_that_do_not(shape: tuple[int, ...], faint: int) -> None:
+    again = redraw("faint", torch.randn(shape), "generic", torch.Generator().manual_seed(3))
+    sizes = again.reshape(shape[0], -1).square().mean(1).sqrt()
+    if len(shape) > 1:
+        assert int((sizes < 0.02).sum()) == faint and int((sizes == 0).sum()) == (faint > 1)
+    assert float(sizes.max()) > 0.5
 
 
 def _rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -109,3 +109,10 @@ def test_convolutions_are_counted_apart(oracle: OracleClient, repo: Path) -> Non
     (workload,) = oracle.facts(find(repo, "::mixed")).workloads
     convolution, product = 2 * 4 * 36 * 27, 2 * 24 * 6 * 5
     assert (workload.flops, workload.convolution_flops) == (convolution + product, convolution)
+
+
+def test_where_any_size_is_promised_every_size_grows() -> None:
+    assert [n for n in neighbour_names((torch.randn(64, 16),), {}, dynamic=True) if n.endswith(("131", "83"))] == [
+        "size 64 -> 131",
+        "size 16 -> 83",
+    ]
