@@ -177,9 +177,13 @@ class Evaluator:
         found = nvml.open_monitor(self.device.uuid) if self.kind == "cuda" else ""
         return None if isinstance(found, str) else found
 
+    def _users(self) -> tuple[int, ...]:
+        """The oracle, where it runs: it has a context on the device."""
+        return (self.oracle.pid,) if self.oracle.pid is not None else ()
+
     def load(self) -> Load:
         """What others do with the device from now on."""
-        return ForeignLoad() if self.monitor is None else DeviceWatch(self.monitor).load()
+        return ForeignLoad() if self.monitor is None else DeviceWatch(self.monitor, self._users).load()
 
     @property
     def isolation(self) -> Isolation:
@@ -487,6 +491,8 @@ class _Attempt:
                 if not isinstance(kitchen, Workshop):
                     self._label(None)
                 self.verification = self._verifier(kitchen).verify(self._products)
+                if isinstance(kitchen, Kitchen):
+                    self.build = replace(self.build, binaries=kitchen.built_to_publish)
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
                 if self.sanitize:
@@ -543,7 +549,8 @@ class _Attempt:
             host.device,
             arch=host.settings.arch or host.device.arch,
             builder=host._servers.builder(),
-            cache=None if self.fresh else host._cache,
+            cache=host._cache,
+            fresh=self.fresh,
         )
 
     def _module(self) -> Workshop:

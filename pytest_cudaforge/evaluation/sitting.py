@@ -160,7 +160,7 @@ class Sitting:
         monitor: DeviceMonitor | None = None,
     ) -> None:
         self._pids: set[int] = set()
-        self.watch = DeviceWatch(monitor, lambda: self._pids) if monitor is not None else None
+        self.watch = DeviceWatch(monitor, self._users) if monitor is not None else None
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.incumbent = incumbent
         self.worker_of, self.device, self.clock, self.pace = worker_of, device, clock, pace
@@ -215,8 +215,9 @@ class Sitting:
     @contextlib.contextmanager
     def _seated(self, table: _Table) -> Iterator[Party]:
         """A fresh worker at ``table``, ready to be timed; for the supervisor's clock it is stopped."""
-        with table.worker_of(table.product) as worker:
-            self._pids |= {worker.pgid, self.oracle.pid or worker.pgid}
+        with table.worker_of(table.product) as worker, contextlib.ExitStack() as stack:
+            self._pids.add(worker.pgid)
+            stack.callback(self._pids.discard, worker.pgid)
             worker.attach(0, table.arena)
             if table.product.traced.prepare is not None:
                 worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
@@ -297,6 +298,10 @@ class Sitting:
             if count + 1 >= enough and blocks and (late or self._clear(blocks)):
                 break
         return blocks
+
+    def _users(self) -> set[int]:
+        """Processes of this sitting that use the device now."""
+        return self._pids | ({self.oracle.pid} if self.oracle.pid is not None else set())
 
     def _load(self) -> Load | None:
         """What others do from now on; None where nobody tells."""

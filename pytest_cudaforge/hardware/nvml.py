@@ -10,7 +10,7 @@ baseline and candidate alike run into it on a data centre card, honestly and on 
 told, no more. Clocks that an administrator fixed do not count either: they are the same for everybody.
 
 Processes are told apart by their numbers. In a container the library may list none, or by numbers of another
-namespace; then this process's own children are not in the list, and others cannot be told.
+namespace; then those of ours that use the device are not in the list, and others cannot be told.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class DeviceMonitor:
     _lost: set[str] = field(default_factory=set)
 
     def read(self, ours: Collection[int] = ()) -> Reading:
-        """The device now. ``ours``: process ids that are not others'; descendants of this process never are."""
+        """The device now. ``ours``: ids of processes of ours that use it; descendants of this process are not others
+        either. Without any nobody is told apart."""
         nvml, handle = self.nvml, self.handle
         reasons = self._ask("reasons", lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
         clock = self._ask("clock", lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
@@ -172,8 +173,9 @@ class DeviceMonitor:
 
 
 def others_visible(running: Collection[int], ours: Collection[int]) -> bool:
-    """Are the numbers of a list of running processes ours? They are where one of our own is among them."""
-    return any(pid in ours or is_descendant(pid) for pid in running)
+    """Are the numbers of a list of running processes those by which we know them? They are where all of our own that
+    use the device are among them; one alone might be there by chance."""
+    return bool(ours) and all(pid in running for pid in ours)
 
 
 def is_descendant(pid: int) -> bool:
