@@ -491,8 +491,6 @@ class _Attempt:
                 if not isinstance(kitchen, Workshop):
                     self._label(None)
                 self.verification = self._verifier(kitchen).verify(self._products)
-                if isinstance(kitchen, Kitchen):
-                    self.build = replace(self.build, binaries=kitchen.built_to_publish)
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
                 if self.sanitize:
@@ -549,8 +547,7 @@ class _Attempt:
             host.device,
             arch=host.settings.arch or host.device.arch,
             builder=host._servers.builder(),
-            cache=host._cache,
-            fresh=self.fresh,
+            cache=None if self.fresh else host._cache,
         )
 
     def _module(self) -> Workshop:
