@@ -23,7 +23,7 @@ from pytest_cudaforge import durable
 from pytest_cudaforge.errors import ConfigError, PublishError
 from pytest_cudaforge.languages import DEVICE_LANGUAGES, Binary
 from pytest_cudaforge.languages.cache import BuildCache
-from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, encode_binaries
+from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, binary_digest, encode_binaries
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
 from pytest_cudaforge.report import markdown
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
@@ -118,13 +118,13 @@ def _compiled(final: Evaluation, builds: BuildCache | None) -> dict[str, str]:
     """The binaries that were verified, by file name; nothing for a language that production compiles itself."""
     if final.language not in PUBLISHED_LANGUAGES:
         return {}
-    keys = final.build.keys if final.build is not None else ()
-    found = [builds.get(key) for key in keys] if builds is not None else []
-    binaries = [binary for binary in found if isinstance(binary, Binary)]
-    if not binaries or len(binaries) < len(keys):
+    wanted = final.build.binaries if final.build is not None else ()
+    found = [(builds.get(key), digest) for key, digest in wanted] if builds is not None else []
+    binaries = [one for one, digest in found if isinstance(one, Binary) and binary_digest(one) == digest]
+    if not binaries or len(binaries) < len(wanted):
         raise PublishError(
             f"{final.target}: the compiled kernels of its verdict are gone from the build cache",
-            expected=f"{len(keys)} binaries",
+            expected=f"{len(wanted)} binaries",
             remedy="forge again (pytest --forge), which builds and verifies them anew",
         )
     return {FILE_NAME: encode_binaries(binaries)}

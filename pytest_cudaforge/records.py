@@ -179,8 +179,8 @@ class Build:
     cached: bool
     log: str = ""
     kernels: tuple[KernelResources, ...] = ()
-    #: Keys in the build cache of binaries that are published with the source (Triton's).
-    keys: tuple[str, ...] = ()
+    #: Binaries that are published with the source (Triton's): (key in the build cache, sha256 of the bytes there).
+    binaries: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

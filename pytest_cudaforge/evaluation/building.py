@@ -19,7 +19,13 @@ from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary, Language, Unit
 from pytest_cudaforge.languages.cache import BuildCache, build_key
-from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, decode_binaries, find_binary
+from pytest_cudaforge.languages.published import (
+    FILE_NAME,
+    PUBLISHED_LANGUAGES,
+    binary_digest,
+    decode_binaries,
+    find_binary,
+)
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.records import Build, Candidate, DeviceFacts, KernelResources, Status, TargetFacts, WorkloadFacts
 from pytest_cudaforge.runtime.signature import Signature
@@ -50,9 +56,10 @@ class Kitchen:
         arch: str,
         builder: Builder,
         cache: BuildCache | None,
+        fresh: bool = False,
     ) -> None:
         self.candidate, self.facts, self.device = candidate, facts, device
-        self.arch, self.builder, self.cache = arch, builder, cache
+        self.arch, self.builder, self.cache, self.fresh = arch, builder, cache, fresh
         self.language: Language = languages.load(candidate.language)
         files = dict(candidate.files)
         missing = [name for name in self.language.file_names if name not in files]
@@ -76,8 +83,17 @@ class Kitchen:
             for kernel in binary.kernels:
                 resources.setdefault(kernel.expression, kernel.resources)
         text = "\n".join(dict.fromkeys(part for part in log if part))
-        keys = tuple(self._keys[unit] for unit in self._binaries if unit in self._keys) if self._publishes else ()
-        return Build(self.arch, round(self.seconds, 4), self.cached, text, tuple(resources.values()), keys)
+        return Build(
+            self.arch, round(self.seconds, 4), self.cached, text, tuple(resources.values()), self.built_to_publish
+        )
+
+    @property
+    def built_to_publish(self) -> tuple[tuple[str, str], ...]:
+        """``Build.binaries`` as of now: probes of other shapes than the contract's add to them."""
+        if not self._publishes:
+            return ()
+        built = [(self._keys[unit], binary) for unit, binary in self._binaries.items() if unit in self._keys]
+        return tuple((key, binary_digest(binary)) for key, binary in built)
 
     def trace(self, workload: WorkloadFacts) -> TracedPlan:
         """Trace plan.py for one workload's signature. Raises Unsupported as it is: a probe may be refused."""
@@ -148,7 +164,7 @@ class Kitchen:
         if published is not None:
             return published
         key = self._keys[unit] = self._key(unit)
-        known = self.cache.get(key) if self.cache is not None else None
+        known = self.cache.get(key) if self.cache is not None and not self.fresh else None
         if isinstance(known, Binary):
             return known
         if isinstance(known, BuildFailure):

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Sequence
 
 from pytest_cudaforge.errors import ConfigError
 from pytest_cudaforge.languages.binary import Binary, Unit, binary_from_bytes, binary_to_bytes
 
-__all__ = ["FILE_NAME", "PUBLISHED_LANGUAGES", "decode_binaries", "encode_binaries", "find_binary"]
+__all__ = ["FILE_NAME", "PUBLISHED_LANGUAGES", "binary_digest", "decode_binaries", "encode_binaries", "find_binary"]
 
 FILE_NAME = "binaries.json"
 #: Languages whose source production does not compile.
 PUBLISHED_LANGUAGES = ("triton",)
 _FORMAT = 1
 _LINE_CHARS = 100
+
+
+def binary_digest(binary: Binary) -> str:
+    """sha256 of a binary's bytes, in hex."""
+    return hashlib.sha256(binary_to_bytes(binary)).hexdigest()
 
 
 def encode_binaries(binaries: Sequence[Binary]) -> str:

@@ -14,7 +14,7 @@ from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.languages.binary import Binary, CompiledLaunch, KernelInfo, Unit
 from pytest_cudaforge.languages.cache import BuildCache
-from pytest_cudaforge.languages.published import FILE_NAME, decode_binaries, encode_binaries, find_binary
+from pytest_cudaforge.languages.published import FILE_NAME, binary_digest, decode_binaries, encode_binaries, find_binary
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.publishing import Published, publish
 from pytest_cudaforge.records import Build, Candidate, DeviceFacts, Isolation, KernelResources, Trace
@@ -40,7 +40,7 @@ def binary(name: str = NAME, code: bytes = b"\x7fELF code", block: int = 32) -> 
     return Binary("triton", "sm_90", (("BLOCK", block),), code, (info,))
 
 
-def winning_trace(keys: tuple[str, ...] = (KEY,)) -> Trace:
+def winning_trace(binaries: tuple[tuple[str, str], ...] | None = None) -> Trace:
     entry = make_round(1)
     candidate = Candidate.of("triton", {"kernel.py": "# a kernel\n", "plan.py": PLAN})
     assert entry.evaluation is not None
@@ -49,7 +49,7 @@ def winning_trace(keys: tuple[str, ...] = (KEY,)) -> Trace:
         candidate=candidate.digest,
         language="triton",
         isolation=Isolation("A"),
-        build=Build("sm_90", 0.2, False, keys=keys),
+        build=Build("sm_90", 0.2, False, binaries=((KEY, binary_digest(binary())),) if binaries is None else binaries),
     )
     entry = replace(entry, candidate=candidate, evaluation=final)
     return Trace("layers.py::scale", "triton", "forged", "2x", (entry,), 1, final)
@@ -100,12 +100,16 @@ def test_an_edited_binary_is_refused_by_its_digest(tmp_path: Path) -> None:
         entry.sources(tmp_path / "forged" / "manifest.json")
 
 
-@pytest.mark.parametrize("keys", [(), ("cd" * 32,)])
-def test_a_verdict_whose_binaries_are_gone_is_not_published(tmp_path: Path, keys: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("binaries", [(), (("cd" * 32, binary_digest(binary())),), ((KEY, "ef" * 32),)])
+def test_a_verdict_whose_binaries_are_gone_is_not_published(
+    tmp_path: Path, binaries: tuple[tuple[str, str], ...]
+) -> None:
+    """Gone, or built anew since then with another outcome."""
     target, builds = make_target(tmp_path), BuildCache(tmp_path / "builds")
+    builds.put(KEY, binary())
     for cache in (builds, None):
         with pytest.raises(PublishError, match="gone from the build cache"):
-            publish(winning_trace(keys), target, make_facts(target), tmp_path / "forged", builds=cache)
+            publish(winning_trace(binaries), target, make_facts(target), tmp_path / "forged", builds=cache)
     assert not (tmp_path / "forged").exists()
 
 
@@ -128,7 +132,7 @@ def test_a_check_of_a_published_kernel_is_about_what_production_runs(tmp_path: P
     builder = Builder(refuse)  # type: ignore[arg-type]
     kitchen = Kitchen(Candidate.of("triton", files), facts, H200, arch="sm_90", builder=builder, cache=None)
     traced = trace(PLAN, Signature.of((SPEC,), {}, None, H200, "triton"))
-    assert kitchen.compile(traced) == (binary(),) and kitchen.build.keys == ()
+    assert kitchen.compile(traced) == (binary(),) and kitchen.build.binaries == ()
 
 
 def test_what_is_published_is_readable(tmp_path: Path) -> None:
