@@ -58,9 +58,9 @@ _REPEATS, _IN_A_ROW = (16, 32), 4
 _REPEATS_S = 0.15
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
-#: Where a worker has the arena once more, read-only, and on which kinds of devices it gets it.
+#: Where a worker has the arena once more, read-only, and on which kinds of devices a module's does.
 _SEALED_SLOT = 2
-_SEALED_ON: tuple[str, ...] = ("cpu",)
+_SEALED_MODULES: tuple[str, ...] = ("cpu",)
 #: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
 
@@ -204,8 +204,9 @@ class Verifier:
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
-        the old bytes back shows in no comparison."""
-        if self.kitchen.device.kind not in _SEALED_ON:
+        the old bytes back shows in no comparison. A module's host code could map a GPU's memory as it likes."""
+        plan = bool(product.traced.main.steps)
+        if not plan and self.kitchen.device.kind not in _SEALED_MODULES:
             return
         trial = replace(last, name="sealed inputs", case=replace(last.case, seed=secrets.randbits(62)))
         trial = replace(trial, calls_before=0, renewed=False, exchanged=False)
@@ -400,7 +401,7 @@ class _Run:
     def seal(self, written: frozenset[str]) -> None:
         """From now on the worker has all but outputs, scratch and what the reference writes read-only."""
         # A description that was opened read-only cannot be mapped writable, nor made so later; device memory has no
-        # such description, and there is none of the candidate's host code that could map it (but for a module's).
+        # such description, but a launch plan no host code either.
         host = self.verifier.kitchen.device.kind == "cpu"
         path = f"/proc/self/fd/{self.arena.fd}"
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if host else os.dup(self.arena.fd)
