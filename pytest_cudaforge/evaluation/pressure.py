@@ -75,13 +75,13 @@ class DeviceWatch:
         others = reading.others or 0.0
         if not cause and others <= _USED_BY_OTHERS:
             return others
-        self._causes[cause or f"others used it for {others:.0%} of the time"] = None
+        self._causes[cause or f"others used the device for {others:.0%} of the time"] = None
         return 1.0
 
     @property
     def notes(self) -> list[str]:
         """What was seen, in words."""
-        found = [f"blocks were left out: the device had {cause}" for cause in list(self._causes)[:3]]
+        found = [f"blocks were left out: {cause}" for cause in list(self._causes)[:3]]
         if self._capped > self._readings / 2:
             found.append("the device ran at its power limit")
         return found
