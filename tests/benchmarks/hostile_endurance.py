@@ -1,7 +1,7 @@
 """Hostile evaluations in a row: does anything of them stay, and is the next honest verdict unchanged?
 
 To run: `python tests/benchmarks/hostile_endurance.py [evaluations] [seed] [--device cuda:0]` (default 200 and 0 on the
-CPU; about two seconds each). Candidates are drawn from the attack suite, each with a text of its own, so that no build
+CPU; about two seconds each). `--plans`: no modules, which take longest. Candidates are drawn from the attack suite, each with a text of its own, so that no build
 comes from the cache. Limits for hangs are 1 s for a call and 5 s for a compile. Printed: verdicts by status, then what
 was there after the first ten evaluations and at the end, on a GPU its memory and processes as nvidia-smi tells them.
 This process adopts whatever its children leave behind, so an orphan counts as a process.
@@ -54,12 +54,14 @@ def _attacks(secret: Path) -> list[Attack]:
     return [(name, _with(candidate, "@SECRET@", str(secret)), target) for name, candidate, target in found]
 
 
-def _device_attacks() -> list[Attack]:
-    """As :func:`_attacks`, of launch plans and modules on a GPU; what a switch alone refuses there is left out."""
-    rows = [row for row in (*DEVICE_ROWS, *MODULE_ROWS) if row.off not in ("order", "sealed") and not row.timing]
+def _device_attacks(modules: bool) -> list[Attack]:
+    """As :func:`_attacks`, of launch plans and modules on a GPU; what no default refuses there is left out."""
+    rows = [row for row in DEVICE_ROWS if row.off != "order" and not row.timing]
+    rows += [row for row in MODULE_ROWS if modules and row.off != "sealed"]
     found = [(row.name, row.attack, row.target) for row in rows]
     found += [(name, candidate, "waves") for name, candidate, _ in DEVICE_REFUSED]
-    return found + [(name, candidate, "twice_any") for name, candidate, _ in (*MODULE_REFUSED, *MODULE_ENDLESS)]
+    ends = (*MODULE_REFUSED, *MODULE_ENDLESS) if modules else ()
+    return found + [(name, candidate, "twice_any") for name, candidate, _ in ends]
 
 
 def _with(candidate: Candidate, old: str, new: str) -> Candidate:
@@ -172,7 +174,7 @@ def _cases(evaluation: Evaluation) -> list[tuple[str, bool]]:
     return sorted((case.case, case.passed) for case in evaluation.verification.cases)
 
 
-def main(count: int, seed: int, device: str) -> int:
+def main(count: int, seed: int, device: str, modules: bool) -> int:
     """Print the table; 1 where something passed that should not, or something stayed."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     assert Builder.compile.__kwdefaults__ is not None
@@ -180,20 +182,20 @@ def main(count: int, seed: int, device: str) -> int:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="endurance-") as folder:
         root = Path(folder)
-        attacks = _laid_out(root / "repository", device)
+        attacks = _laid_out(root / "repository", device, modules)
         settings = EvaluatorSettings(device=device, cache_dir=root / "cache", hang_limit_s=1.0, lock_dir=root)
-        if device != "cpu":
+        if device != "cpu" and modules:
             settings = replace(settings, hang_limit_s=3.0)  # Triton compiles in the first call
         with Evaluator(settings) as evaluator:
             return _run(evaluator, root / "repository", attacks, count, chance)
 
 
-def _laid_out(repo: Path, device: str) -> list[Attack]:
+def _laid_out(repo: Path, device: str, modules: bool) -> list[Attack]:
     """The targets on disk, and what attacks them."""
     if device != "cpu":
         device_attacked.write_repo(repo)
         (repo / "device_modules.py").write_text(device_modules.LAYERS)
-        return _device_attacks()
+        return _device_attacks(modules)
     attacked.write_repo(repo)
     secret = repo / "secret.h"
     secret.write_text("// an expected output\n")
@@ -206,7 +208,7 @@ def _run(evaluator: Evaluator, repo: Path, attacks: list[Attack], count: int, ch
     find = device_attacked.find if on_gpu else attacked.find
     targets = {name: find(repo, name) for name in {target for _, _, target in attacks}}
     first = _honest(evaluator, targets["waves"], -1)
-    if on_gpu:
+    if any(candidate.language == "module" for _, candidate, _ in attacks):
         _warm_module_tier(evaluator, targets)
     verdicts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     seconds, passed = [], []
@@ -257,5 +259,6 @@ if __name__ == "__main__":
     parser.add_argument("evaluations", type=int, nargs="?", default=200)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--plans", action="store_true")
     arguments = parser.parse_args()
-    sys.exit(main(arguments.evaluations, arguments.seed, arguments.device))
+    sys.exit(main(arguments.evaluations, arguments.seed, arguments.device, not arguments.plans))
