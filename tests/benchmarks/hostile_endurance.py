@@ -1,7 +1,7 @@
 """Hostile evaluations in a row: does anything of them stay, and is the next honest verdict unchanged?
 
-To run: `python tests/benchmarks/hostile_endurance.py [evaluations] [seed] [--device cuda:0] [--plans]` (default 200 and 0
-on the CPU; about two seconds each; `--plans`: no modules, which take longest). Candidates are drawn from the attack
+To run: `python tests/benchmarks/hostile_endurance.py [evaluations] [seed] [--device cuda:0] [--plans]` (default 200 and
+0 on the CPU; about two seconds each; `--plans`: no modules, which take longest). Candidates are drawn from the attack
 suite, each with a text of its own, so that no build comes from the cache. Limits for hangs are 1 s for a call and 5 s
 for a compile. Printed: verdicts by status, then what was there after the first ten evaluations and at the end, on a GPU
 its memory and processes as nvidia-smi tells them. This process adopts whatever its children leave behind, so an orphan
