@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,70 @@ def test_mbarriers_show_in_the_cubin() -> None:
 def test_what_is_no_cubin_is_told(data: bytes) -> None:
     with pytest.raises(BuildFailure, match="cannot be read"):
         sections(data)
+
+
+# -- what refuses --------------------------------------------------------------------------------------------------
+
+#: Of compute-sanitizer 2025.3.1 on an H200.
+OVERRUN = """\
+========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at twice+0xa0 in kernel.cu:4
+=========     by thread (255,0,0) in block (15,0,0)
+=========     Access to 0x7f6be6804000 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f6be6800000 of size 16,384 bytes
+=========
+========= ERROR SUMMARY: 1 error
+"""
+UNWRITTEN = """\
+========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at KERNEL+0xa0 in kernel.cu:4
+=========     by thread (64,0,0) in block (14,0,0)
+=========     Address 0x7f6be6900004
+=========
+========= ERROR SUMMARY: 200 errors
+========= ERROR SUMMARY: 3896 errors were not printed. Use --print-limit option to adjust the number of printed errors
+"""
+
+
+def findings(
+    tool: str, log: str, buffers: list[list[object]], product: Product, *, lost: bool = False
+) -> list[SanitizerFinding]:
+    sanitizer, parsed = Sanitizer(Path("/bin/false"), "cuda:0"), parse_log(tool, log)
+    outcome = {"done": True, "buffers": buffers}
+    return [sanitizer._judged(tool, record, product, outcome, lost or parsed.lost_track) for record in parsed.records]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Product:
+    language = languages.load("cuda")
+    if reason := language.availability():
+        pytest.skip(reason)
+    binary = language.compile(SOURCE, Unit((), ("twice", "flip", "wait")), "sm_90")
+    return replace(traced_product(), binaries=(binary,))
+
+
+def test_an_access_out_of_bounds_refuses_and_names_the_buffer(compiled: Product) -> None:
+    (found,) = findings("memcheck", OVERRUN, [["input/0", 0x7F6BE6800000, 16384]], compiled)
+    assert found.refuses and found.kernel == "twice" and found.place == "kernel.cu:4"
+    assert found.detail == "input/0, 1 bytes behind its end"
+
+
+@pytest.mark.parametrize(("name", "refuses"), [("output 2", True), ("scratch 1", False), ("prepared/0", False)])
+def test_only_unwritten_outputs_refuse(compiled: Product, name: str, refuses: bool) -> None:
+    buffers: list[list[object]] = [["input/0", 0x7F6BE6800000, 16384], [name, 0x7F6BE6900000, 64]]
+    (found,) = findings("initcheck", UNWRITTEN.replace("KERNEL", "twice"), buffers, compiled)
+    assert found.refuses is refuses and found.detail == f"{name}, byte 4 of 64"
+    (bulk,) = findings("initcheck", UNWRITTEN.replace("KERNEL", "wait"), buffers, compiled)
+    assert not bulk.refuses
+
+
+def test_races_refuse_where_nothing_unseen_orders_them(compiled: Product) -> None:
+    error, warning = findings("racecheck", RACES, [], compiled)
+    assert error.refuses and error.kernel == "flip" and not warning.refuses
+    assert not any(found.refuses for found in findings("racecheck", RACES.replace("flip", "wait"), [], compiled))
+    assert not any(found.refuses for found in findings("racecheck", RACES, [], compiled, lost=True))
 
 
 # -- the processes -------------------------------------------------------------------------------------------------
