@@ -491,6 +491,8 @@ class _Attempt:
                 if not isinstance(kitchen, Workshop):
                     self._label(None)
                 self.verification = self._verifier(kitchen).verify(self._products)
+                if isinstance(kitchen, Kitchen):
+                    self.build = replace(self.build, binaries=kitchen.built_to_publish)
                 if isinstance(kitchen, Workshop):
                     self._label_module(kitchen)
                 if self.sanitize:
@@ -547,7 +549,8 @@ class _Attempt:
             host.device,
             arch=host.settings.arch or host.device.arch,
             builder=host._servers.builder(),
-            cache=None if self.fresh else host._cache,
+            cache=host._cache,
+            fresh=self.fresh,
         )
 
     def _module(self) -> Workshop:
