@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from flow_records import make_facts, make_target
 
 from pytest_cudaforge.errors import BuildFailure, ForgeError, ToolchainError, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.languages import Binary, Unit, check_arguments, load, units_of
+from pytest_cudaforge.languages.cache import BuildCache
+from pytest_cudaforge.languages.published import binary_digest
 from pytest_cudaforge.languages.triton import compute_capability
 from pytest_cudaforge.plan import TensorSpec
-from pytest_cudaforge.records import DeviceFacts
+from pytest_cudaforge.records import Candidate, DeviceFacts
 from pytest_cudaforge.runtime.signature import Signature
 
 _MISSING = load("triton").availability()
@@ -240,6 +246,36 @@ def test_the_server_is_ready_to_fork(servers: ForkServers) -> None:
     servers.warm("triton")
     server = servers._servers["triton"]._process.pid
     assert len(os.listdir(f"/proc/{server}/task")) == 1, "fork is not safe beside threads"
+
+
+def test_a_verdict_names_the_binaries_that_are_published(servers: ForkServers, tmp_path: Path) -> None:
+    plan = (
+        "from pytest_cudaforge.plan import empty, launch\n\ndef plan(x):\n    y = empty(x.shape, x.dtype)\n"
+        "    launch('relu', grid=9, args=(x, y, x.numel(), 0.5), constants={'BLOCK': 1024})\n    return y\n"
+    )
+    candidate = Candidate.of("triton", {"kernel.py": RELU, "plan.py": plan})
+    facts, cache = make_facts(make_target(tmp_path)), BuildCache(tmp_path)
+    drawn, odd = (
+        servers.builder().trace(
+            plan, Signature.of((TensorSpec((9, cols), "float32", (cols, 1)),), {}, None, H200, "triton")
+        )
+        for cols in (1024, 77)
+    )
+
+    def kitchen(fresh: bool) -> Kitchen:
+        builder = servers.builder()
+        return Kitchen(candidate, facts, H200, arch="sm_90", builder=builder, cache=cache, fresh=fresh)
+
+    first = kitchen(False)
+    (binary,) = first.compile(drawn)
+    ((key, digest),) = first.build.binaries
+    assert cache.get(key) == binary and binary_digest(binary) == digest
+    # Another shape with the same constants is another instance, not another candidate.
+    assert first.knows(odd) and first.compile(odd) != (binary,) and len(first.built_to_publish) == 2
+    # A final verdict builds anew, and what it built is what there is from then on.
+    cache.put(key, replace(binary, log="of another build"))
+    assert kitchen(False).compile(drawn)[0].log and not kitchen(True).compile(drawn)[0].log
+    assert cache.get(key) == binary
 
 
 @pytest.mark.parametrize("source", RUDE.values(), ids=RUDE)
