@@ -30,6 +30,37 @@ from pytest_cudaforge import forge_target
 @forge_target(inputs=lambda: [torch.randn(16, 256)], allow=("kernel", "mixed", "library"))
 def doubled(x):
     return x * 2
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 256)], init=lambda: [256])
+class Weighted(torch.nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(dim))
+
+    def forward(self, x):
+        return x * (2 * self.weight)
+"""
+
+PREPARING = """
+__global__ void twice(const float* w, float* v, int n) { if (threadIdx.x < n) v[threadIdx.x] = 2.f * w[threadIdx.x]; }
+__global__ void weigh(const float* x, const float* v, float* y) {
+  y[blockIdx.x * 256 + threadIdx.x] = x[blockIdx.x * 256 + threadIdx.x] * v[threadIdx.x];
+}
+"""
+
+PREPARING_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def prepare(module):
+    v = empty(module.weight.shape, module.weight.dtype)
+    launch("twice", grid=(1,), block=(256,), args=(module.weight, v, 256))
+    return v
+
+def plan(module, x, prepared):
+    y = empty(x.shape, x.dtype)
+    launch("weigh", grid=(16,), block=(256,), args=(x, prepared, y))
+    return y
 """
 
 PLAN = """
@@ -237,7 +268,11 @@ HOSTILE = {
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     root: Path = tmp_path_factory.mktemp("sanitized")
     (root / "layers.py").write_text(LAYERS)
-    return discover([root / "layers.py"], root).targets[0]
+    return named(root, "doubled")
+
+
+def named(root: Path, name: str) -> Target:
+    return next(target for target in discover([root / "layers.py"], root).targets if target.qualname == name)
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +337,13 @@ def test_masked_padding_is_only_reported(evaluator: Evaluator, target: Target) -
     assert verdict.passed, verdict.reason
     assert [finding.tool for finding in report.findings] == ["initcheck"], report
     assert report.findings[0].detail.startswith("scratch")
+
+
+def test_what_prepare_wrote_is_initialised(evaluator: Evaluator, target: Target) -> None:
+    weighted = named(Path(target.root), "Weighted")
+    verdict, report = judged(evaluator, weighted, PREPARING, PREPARING_PLAN)
+    assert verdict.passed, verdict.reason
+    assert set(report.tools) == {"memcheck", "initcheck"} and not report.findings, report
 
 
 def test_library_calls_are_filled_in(evaluator: Evaluator, target: Target) -> None:
