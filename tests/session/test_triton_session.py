@@ -1,4 +1,4 @@
-"""`languages: [triton]`: a session on a GPU, played with a table of verdicts, from the Coder's reply to the manifest."""
+"""`languages: [triton]`: a session with a table of verdicts, from the Coder's reply to the manifest."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ def test_a_winner_whose_binaries_are_gone_is_not_published(tmp_path: Path) -> No
 
 
 def test_on_a_cpu_it_is_a_clear_error(tmp_path: Path) -> None:
-    config, none = replace(configs.load({"rounds": 2}, root=tmp_path), languages=("triton",)), ScriptedModel({})
+    config = replace(configs.load({"rounds": 2}, root=tmp_path), languages=("triton",))
+    nobody = Models(ScriptedModel({}), ScriptedModel({}))
     with pytest.raises(ConfigError, match="triton cannot run on"):
-        forge_all(
-            [make_target(tmp_path)], config, TableEvaluator(), models=Models(ScriptedModel({}), ScriptedModel({}))
-        )
+        forge_all([make_target(tmp_path)], config, TableEvaluator(), models=nobody)
