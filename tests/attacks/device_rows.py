@@ -13,7 +13,7 @@ from device_attacked import device_kernel
 
 from pytest_cudaforge.records import Candidate, Status
 
-__all__ = ["REFUSED", "ROWS", "DeviceRow"]
+__all__ = ["LAZY", "LAZY_NS", "REFUSED", "ROWS", "DeviceRow"]
 
 _WRONG = (Status.INCORRECT_NUMERICAL,)
 _REJECTED = (Status.REJECTED,)
@@ -96,6 +96,28 @@ __device__ bool remembered(const float* row, const float* out) {
   return same;
 }
 """
+)
+
+#: Calls follow each other without a pause of half a millisecond: was this place's answer computed since the last one?
+_BURST = (
+    _SPEND
+    + """
+__device__ unsigned long long last_ns; __device__ float* visited[64]; __device__ int visits;
+__device__ bool visited_since_pause(float* y) {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  if (now - last_ns > 500000) visits = 0;
+  last_ns = now;
+  for (int k = 0; k < visits; ++k) if (visited[k] == y) return true;
+  if (visits < 64) visited[visits++] = y;
+  return false;
+}
+"""
+)
+#: What a call by ``LAZY`` takes on its first visit after a pause.
+LAZY_NS = 60_000
+LAZY = device_kernel(
+    before=_BURST, tick="rest = visited_since_pause(y);", body=f"spend(rest ? {LAZY_NS * 2 // 3} : {LAZY_NS}); HONEST"
 )
 
 #: TF32 through the tensor cores, one warp a tile of 16 x 16; half and bfloat16 accordingly.
@@ -558,6 +580,22 @@ def plan(x):
         device_kernel(before=_SPEND, body="spend(60000); HONEST"),
         refused=_REJECTED,
         words="it remembers answers",
+        timing=True,
+    ),
+    DeviceRow(
+        "3: no call can rest because its values have been there for long",
+        "compute at the first visit after a pause only",
+        "novelty",
+        device_kernel(
+            before=_BURST,
+            tick="rest = visited_since_pause(y);",
+            body=f"if (rest) return; spend({LAZY_NS}); HONEST",
+        ),
+        device_kernel(
+            before=_BURST, tick="known = visited_since_pause(y); rest = false;", body=f"spend({LAZY_NS}); HONEST"
+        ),
+        refused=_REJECTED,
+        words="skips calls or remembers answers",
         timing=True,
     ),
 )

@@ -16,13 +16,16 @@ import device_modules
 import pytest
 from device_attacked import device_kernel, find
 from device_modules import CLOCKS, HONEST_MODULE, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
-from device_rows import BOMBS, REFUSED, ROWS, DeviceRow
+from device_rows import BOMBS, LAZY, LAZY_NS, REFUSED, ROWS, DeviceRow
 from switches import SWITCHES
 
+from pytest_cudaforge.evaluation import evaluator as evaluator_module
 from pytest_cudaforge.evaluation import verification
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.records import Candidate, Evaluation, Status
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.sitting import Rotation
+from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts, to_json
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -247,6 +250,19 @@ def test_a_module_that_writes_sealed_inputs_is_refused_and_no_other(
 # -- time
 
 
+def _open_eager(oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int) -> Rotation:
+    """A rotation without torch.compile, which takes seconds per target and decides nothing here."""
+    args = {"target": to_json(target), "workload": workload.name, "frames": frames, "compiled": False}
+    data = oracle.request("rotation", **args)
+    return Rotation(data["rotation"], oracle.generation, workload, frames, tuple(data["parties"]), data["compile_note"])
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator_module, "open_rotation", _open_eager)
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("row", [row for row in ROWS if row.timing], ids=lambda row: row.name)
 def test_a_plan_that_cheats_under_the_clock_is_refused(row: DeviceRow, verdicts_of: Of) -> None:
     verdicts = verdicts_of(row)
@@ -254,11 +270,25 @@ def test_a_plan_that_cheats_under_the_clock_is_refused(row: DeviceRow, verdicts_
     twin = verdicts.of(row.twin, row.target, timing=True)
     _show(f"{row.name}, twin", twin)
     assert twin.status is Status.PASSED, twin.reason
+    assert twin.timing is not None
+    print(f"    {twin.timing.note}")
+    assert "seen before" not in twin.timing.note  # nothing of an honest kernel is charged
     off = verdicts.without(row.off, row.name)
     _show(f"{row.name}, without {row.off}", off)
     assert off.status is Status.PASSED, off.reason
 
 
+@pytest.mark.usefixtures("eager")
+def test_what_a_plan_saves_on_values_that_were_there_is_charged(plans: _Verdicts) -> None:
+    evaluation = plans.of(LAZY, "waves", timing=True)
+    _show("save a third of a call after the first", evaluation)
+    assert evaluation.passed and evaluation.timing is not None, evaluation.reason
+    (timed,) = evaluation.timing.workloads
+    print(f"    {timed.candidate.median_ns / 1e3:.0f} us a call; {evaluation.timing.note}")
+    assert timed.candidate.median_ns > 0.9 * LAZY_NS
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "candidate"), CLOCKS[:-1], ids=[name for name, _ in CLOCKS[:-1]])
 def test_a_module_takes_as_long_as_its_kernels_whatever_it_does_to_clocks(
     name: str, candidate: Candidate, modules: _Verdicts
@@ -274,6 +304,7 @@ def test_a_module_takes_as_long_as_its_kernels_whatever_it_does_to_clocks(
     assert evaluation.timing.decision != "faster"
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_kernel_left_running_beside_the_baselines_wins_nothing(modules: _Verdicts) -> None:
     name, candidate = CLOCKS[-1]
     evaluation = modules.of(candidate, "twice_any", timing=True)
