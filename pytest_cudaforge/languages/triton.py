@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.abc
 import importlib.util
 import io
 import os
@@ -102,8 +103,7 @@ class TritonLanguage:
         codes: list[bytes] = []
         kernels: list[KernelInfo] = []
         logs: list[str] = []
-        with _own_folder() as folder:
-            module = _imported(source, folder)
+        with _own_folder() as folder, _imported(source, folder) as module:
             for expression, instance in zip(unit.kernels, instances, strict=True):
                 made = _compile(module, instance, dict(unit.constants), capability, folder)
                 start = sum(map(len, codes))
@@ -214,7 +214,8 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _imported(source: str, folder: Path) -> types.ModuleType:
+@contextlib.contextmanager
+def _imported(source: str, folder: Path) -> Iterator[types.ModuleType]:
     """kernel.py as a module. Whatever it raises becomes a BuildFailure, SystemExit and its kin included."""
     _require_triton()
     path = folder / SOURCE_NAME
@@ -223,13 +224,23 @@ def _imported(source: str, folder: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("kernel", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get("kernel")
     sys.modules["kernel"] = module
     try:
+        _execute(spec.loader, module, path)
+        yield module
+    finally:
+        sys.modules.pop("kernel", None)
+        if before is not None:
+            sys.modules["kernel"] = before
+
+
+def _execute(loader: importlib.abc.Loader, module: types.ModuleType, path: Path) -> None:
+    try:
         with _quiet():
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
     except BaseException as error:  # noqa: BLE001 - a candidate's own code, in a process that is thrown away
         raise BuildFailure(f"{SOURCE_NAME} cannot be imported: {_said(error)}", log=_told(error, path)) from None
-    return module
 
 
 def _require_triton() -> None:
