@@ -39,6 +39,7 @@ SOURCE_NAME = "kernel.py"
 MIN_VERSION = (3, 4)
 _INSTALL = 'install the extra: `pip install "pytest-cudaforge[triton]"`'
 _MAX_SOURCE_CHARS = 1 << 20
+_MAX_PRINTED_CHARS = 1 << 20
 _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
 _ENTRY = re.compile(r"\.entry\s+(\w+)\s*\((.*?)\)", re.DOTALL)
 #: Triton's names of types as parameters.py has them. A pointer adds "*", one to const a "const ".
@@ -250,10 +251,20 @@ def _require_triton() -> None:
         raise ToolchainError(f"Triton cannot be imported: {error}", expected="triton", remedy=_INSTALL) from None
 
 
+class _Beginning(io.StringIO):
+    """Keeps the beginning of what is printed: endless output takes time, which has its limit, but no memory."""
+
+    def write(self, text: str) -> int:
+        room = _MAX_PRINTED_CHARS - self.tell()
+        if room > 0:
+            super().write(text[:room])
+        return len(text)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[io.StringIO]:
     """What is printed goes nowhere but into the text this gives."""
-    text = io.StringIO()
+    text = _Beginning()
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
         yield text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,16 @@ def test_an_error_shows_the_lines_of_the_kernel_alone() -> None:
 def test_a_long_message_is_cut() -> None:
     text = failure("raise ValueError('\\n'.join(str(i) * 900 for i in range(9999)))")
     assert len(text) < 60_000 and "more lines" in text
+
+
+def test_endless_output_takes_no_memory() -> None:
+    loud = "for _ in range(400):\n    print('x' * (1 << 20))\n"
+    tracemalloc.start()
+    try:
+        assert build(loud + RELU).log == ""
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_autotuned_kernel_is_told_where_choices_are_made() -> None:
