@@ -17,6 +17,7 @@ __all__ = [
     "CHARGED_ABOVE",
     "REFUSED_ABOVE",
     "SINGLE_REFUSED_ABOVE",
+    "SINGLE_SLACK_NS",
     "Round",
     "lag_of",
     "pass_share_ns",
@@ -34,6 +35,9 @@ _PASS_NS = 500_000.0
 _FETCH_NS_PER_BYTE = 0.3
 #: A call may take so many times longer in a pass, whose inputs are in no cache, than among repeated ones.
 SINGLE_REFUSED_ABOVE = 3.0
+#: ... on a GPU so many ns beside CHARGED_ABOVE before the difference is charged: what the host's side of a call and of
+#: fetching its answer takes more in a pass. A CPU's caches leave no such figure.
+SINGLE_SLACK_NS = 20_000.0
 #: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
 #: by noise alone looks suspicious in all of them once in 2**8 times at most.
 MAX_ROUNDS = 8

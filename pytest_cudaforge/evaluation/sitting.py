@@ -23,6 +23,7 @@ from pytest_cudaforge.evaluation.novelty import (
     MAX_ROUNDS,
     REFUSED_ABOVE,
     SINGLE_REFUSED_ABOVE,
+    SINGLE_SLACK_NS,
     Round,
     lag_of,
     pass_share_ns,
@@ -388,15 +389,15 @@ class Sitting:
 
     def _check_no_call_skipped(self, rounds: tuple[Round, ...], play: Callable[[], Round], call_ns: float) -> None:
         """Native code sees which answers are fetched, and any kernel which values have been there for long: does a call
-        take as long where all of them are, and none has? Device events see nothing but the call: by them, what it
-        saves below the limit is charged, too."""
+        take as long where all of them are, and none has? On a GPU what it saves below the limit is charged, too."""
         workload, frames = self.product.workload, self.rotation.frames
-        limit, doubtful, spare_ns = REFUSED_ABOVE, CHARGED_ABOVE, 0.0
+        limit, slack_ns, spare_ns = REFUSED_ABOVE, 0.0, 0.0
         if self.clock == "supervisor":
             # A launch plan writes its answers where they are judged; a module's are copied there.
             fetched_bytes = 0 if self.product.traced.main.steps else frames * workload.output_bytes
             limit, spare_ns = SINGLE_REFUSED_ABOVE, pass_share_ns(fetched_bytes, frames)
-            doubtful = limit
+            slack_ns = SINGLE_SLACK_NS if self.device == "cuda" else math.inf
+        doubtful = min(limit, CHARGED_ABOVE + slack_ns / max(call_ns, 1.0))
 
         def times() -> float:
             return single_of(rounds, call_ns, spare_ns)
