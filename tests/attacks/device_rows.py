@@ -324,6 +324,14 @@ def plan(x):
         words="out of bounds",
     ),
     DeviceRow(
+        "2: red zones hold plausible values as well",
+        "let what lies behind an input change the answer where it is no odd value",
+        "plausible",
+        device_kernel(body="HONEST if (i == 0 && fabsf(x[n]) < 100) y[0] += x[n];"),
+        device_kernel(body="HONEST if (i == 0 && fabsf(x[n - 1]) < 100) y[0] += 0 * x[n - 1];"),
+        words="out: ",
+    ),
+    DeviceRow(
         "2: a write that leaps over the red zones is seen as well",
         "write into the inputs of another call",
         "redzone",

@@ -114,16 +114,24 @@ def modules(evaluator: Evaluator, repo: Path) -> _Verdicts:
 
 @pytest.fixture(scope="module")
 def verdicts_of(request: pytest.FixtureRequest) -> Callable[[DeviceRow], _Verdicts]:
-    """Whose verdicts these are; where no clock is needed, those on all of its table's attacks are reached at once."""
+    """Whose verdicts these are; where no clock is needed, those on all chosen attacks of its table are reached at once."""
+
+    wanted = {_parameters(item)["row"] for item in request.session.items if "row" in _parameters(item)}
 
     def chosen(row: DeviceRow) -> _Verdicts:
         found = request.getfixturevalue("plans" if row.attack.language == "cuda" else "modules")
         assert isinstance(found, _Verdicts)
+        found.rows = [one for one in found.rows if one in wanted]
         if not row.timing:
             found.reach([(one.attack, one.target, False) for one in _untimed(found.rows)])
         return found
 
     return chosen
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    called = getattr(item, "callspec", None)
+    return called.params if called is not None else {}
 
 
 Of = Callable[[DeviceRow], _Verdicts]
