@@ -114,7 +114,7 @@ def modules(evaluator: Evaluator, repo: Path) -> _Verdicts:
 
 @pytest.fixture(scope="module")
 def verdicts_of(request: pytest.FixtureRequest) -> Callable[[DeviceRow], _Verdicts]:
-    """Whose verdicts these are; where no clock is needed, those on all chosen attacks of its table are reached at once."""
+    """Whose verdicts these are; without a clock, those on all attacks of its table that run today, at once."""
 
     wanted = {_parameters(item)["row"] for item in request.session.items if "row" in _parameters(item)}
 
