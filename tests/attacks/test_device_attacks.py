@@ -274,6 +274,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if row.timing], ids=lambda row: row.name)
 def test_a_plan_that_cheats_under_the_clock_is_refused(row: DeviceRow, verdicts_of: Of) -> None:
     verdicts = verdicts_of(row)
+    timed = [one for one in verdicts.rows if one.timing]
+    verdicts.reach([(c, one.target, True) for one in timed for c in (one.attack, one.twin)])
     _require_refused(row, verdicts.of(row.attack, row.target, timing=True))
     twin = verdicts.of(row.twin, row.target, timing=True)
     _show(f"{row.name}, twin", twin)
@@ -299,8 +301,13 @@ def test_what_a_plan_saves_on_values_that_were_there_is_charged(plans: _Verdicts
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "candidate"), CLOCKS[:-1], ids=[name for name, _ in CLOCKS[:-1]])
 def test_a_module_takes_as_long_as_its_kernels_whatever_it_does_to_clocks(
-    name: str, candidate: Candidate, modules: _Verdicts
+    name: str, candidate: Candidate, modules: _Verdicts, request: pytest.FixtureRequest
 ) -> None:
+    found = [_parameters(item).get("candidate") for item in request.session.items]
+    # They are verified side by side, and timed one by one.
+    modules.reach(
+        [(one, "twice_any", True) for one in found if isinstance(one, Candidate) and one.language == "module"]
+    )
     evaluation = modules.of(candidate, "twice_any", timing=True)
     _show(name, evaluation)
     if evaluation.timing is None:
