@@ -18,6 +18,7 @@ import importlib.util
 import io
 import os
 import re
+import shutil
 import sys
 import tempfile
 import traceback
@@ -38,6 +39,8 @@ SOURCE_NAME = "kernel.py"
 #: The first release whose compiler and calling convention this was written for.
 MIN_VERSION = (3, 4)
 _INSTALL = 'install the extra: `pip install "pytest-cudaforge[triton]"`'
+#: Of what this file makes of a source: another number, and builds in caches are not used any more.
+_CONVENTION = "1"
 _MAX_SOURCE_CHARS = 1 << 20
 _MAX_PRINTED_CHARS = 1 << 20
 _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
@@ -88,7 +91,7 @@ class TritonLanguage:
     def fingerprint(self, arch: str) -> str:
         """Digest of Triton's version and files, and the target. Raises ToolchainError where there is none."""
         folder = _folder()
-        parts = ["triton", triton_version(), str(compute_capability(arch))]
+        parts = ["triton", _CONVENTION, triton_version(), str(compute_capability(arch))]
         for pattern in ("_C/libtriton*", "backends/nvidia/bin/ptxas*", "backends/nvidia/lib/*.bc"):
             parts += [f"{path.name}:{path.stat().st_size}" for path in sorted(folder.glob(pattern))]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -201,18 +204,12 @@ def _own_folder() -> Iterator[Path]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        _remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settings(folder: Path) -> dict[str, str]:
     # The log of ptxas has the registers.
     return {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_HOME": str(folder), "TRITON_DUMP_PTXAS_LOG": "1"}
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -348,6 +345,8 @@ def _compile(
         try:
             with _quiet() as printed:
                 made = triton_compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        except (OSError, MemoryError):
+            raise  # the machine's state as likely as the candidate's fault: nothing to remember
         except BaseException as error:  # noqa: BLE001 - the candidate's functions run while Triton compiles them
             log = _cut([_told(error, folder / SOURCE_NAME), *complaints()])
             raise BuildFailure(f'Triton refused kernel "{instance.kernel}": {_cause(error)}', log=log) from None
