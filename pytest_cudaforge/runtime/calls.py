@@ -112,7 +112,7 @@ class BoundCall:
 
     def _choose_path(self) -> None:
         self._single = self._whole and not self._written
-        simple = self._single and not (self._align_mask or self._prepared or self._arena_bytes)
+        simple = self._single and not (self._prepared or self._arena_bytes)
         if simple:
             run = self._short_path()
             self.run = _on_device(run, self._index) if self._several_devices else run  # type: ignore[assignment,method-assign]
@@ -169,6 +169,8 @@ class BoundCall:
         slots = [(*slot[1:], used.get(slot.path, -1)) for slot in self.circumstances.slots]
         inputs, ((output_index, shape, strides, dtype),) = self._inputs, self._fresh
         empty, current_stream, index, main = self._empty, self._current_stream, self._index, self._main
+        mask = self._align_mask
+        aligned = [buffer for buffer, _ in (*self._inputs, *self._state)] if mask else []
 
         def run(tensors: Sequence[torch.Tensor], own: dict[str, Any]) -> Any:
             addresses = blank.copy()  # the last cell takes what no buffer wants
@@ -196,6 +198,9 @@ class BoundCall:
                 return STALE
             for buffer, position in inputs:
                 addresses[buffer] = tensors[position].data_ptr()
+            for buffer in aligned:
+                if addresses[buffer] & mask:
+                    return REFERENCE
             output = empty(shape, strides, dtype)
             addresses[output_index] = output.data_ptr()
             main.run(addresses, current_stream(index))

@@ -309,6 +309,11 @@ def test_alignment(tmp_path: Path) -> None:
     assert ran(model, storage[:-1].view(4, 64)) == "kernel"
     assert ran(model, storage[1:].view(4, 64)) == "reference"
     assert ran(model, storage[:-1].view(4, 64)) == "kernel"
+    weight, shifted = model.weight, torch.nn.Parameter(torch.ones(65))
+    model.weight = torch.nn.Parameter(shifted.detach()[1:])
+    assert ran(model, storage[:-1].view(4, 64)) == "reference"
+    model.weight = weight
+    assert ran(model, storage[:-1].view(4, 64)) == "kernel"
     assert reasons(report) == ["an input or weight is misaligned, or inputs overlap"]
 
 
