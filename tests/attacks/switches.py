@@ -121,6 +121,11 @@ def _odd_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_guards(monkeypatch)
 
 
+def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [t for t in trials if t.name != cases.AGAIN and not t.exchanged])
+    _no_guards(monkeypatch)  # the same values at two places
+
+
 def _no_novelty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
@@ -140,9 +145,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "comparison": _without("values", "slice", "bias", "nonfinite"),
     "nonfinite": _without("nonfinite"),
     "pointers": _fresh_pointers,
-    "again": lambda patch: _trials(
-        patch, lambda trials: [t for t in trials if t.name != cases.AGAIN and not t.exchanged]
-    ),
+    "again": _no_return,
     "late": _no_late,
     "renewed": _no_renewed,
     "guarded": _no_guards,
