@@ -60,6 +60,11 @@ def energy(x):
     return (x * x).sum()
 
 
+@forge_target(inputs=lambda: [torch.randn(3072, 1024)])
+def row_sums(x):
+    return x.sum(-1)
+
+
 @forge_target(inputs=lambda: [torch.randn(64, 512), torch.randn(512, 64)])
 def product(a, b):
     return a @ b
@@ -163,6 +168,13 @@ _KERNELS = {
         "",
         "float s = 0; for (int i = threadIdx.x; i < n; i += 256) s += x[i] * x[i]; s = block_sum(s); if (!threadIdx.x) *y = s;",
         ("x", "()", "1", "x, y, x.numel()"),
+    ),
+    "row_sums": (
+        "const float* x, float* y, int cols",
+        "const float* p = x + (long long)blockIdx.x * cols; float4 v;",
+        "float s = 0; for (int c = 4 * threadIdx.x; c < cols; c += 1024) { LOAD s += (v.x + v.y) + (v.z + v.w); }"
+        " s = block_sum(s); if (!threadIdx.x) y[blockIdx.x] = s;",
+        ("x", "(x.shape[0],)", "x.shape[0]", "x, y, x.shape[1]"),
     ),
     "product": (
         "const float* a, const float* b, float* y, int k, int cols",

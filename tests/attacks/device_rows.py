@@ -13,7 +13,7 @@ from device_attacked import device_kernel
 
 from pytest_cudaforge.records import Candidate, Status
 
-__all__ = ["LAZY", "LAZY_NS", "REFUSED", "ROWS", "DeviceRow"]
+__all__ = ["KEPT_SUMS", "LAZY", "LAZY_NS", "PLAIN_SUMS", "REFUSED", "ROWS", "DeviceRow"]
 
 _WRONG = (Status.INCORRECT_NUMERICAL,)
 _REJECTED = (Status.REJECTED,)
@@ -119,6 +119,20 @@ LAZY_NS = 60_000
 LAZY = device_kernel(
     before=_BURST, tick="rest = visited_since_pause(y);", body=f"spend(rest ? {LAZY_NS * 2 // 3} : {LAZY_NS}); HONEST"
 )
+
+_LOAD = "#define LOAD v = *(const float4*)(p + c);\n"
+_KEPT_LOAD = """
+__device__ float4 kept_load(const float* p) {
+  unsigned long long policy; float4 v;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p), "l"(policy));
+  return v;
+}
+#define LOAD v = kept_load(p + c);
+"""
+#: Reads 12 MiB a call, and does or does not ask the L2 to keep them over whatever comes between two calls.
+PLAIN_SUMS, KEPT_SUMS = device_kernel("row_sums", before=_LOAD), device_kernel("row_sums", before=_KEPT_LOAD)
 
 #: TF32 through the tensor cores, one warp a tile of 16 x 16; half and bfloat16 accordingly.
 _MMA_PLAN = """from pytest_cudaforge.plan import empty, launch

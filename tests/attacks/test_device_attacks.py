@@ -16,7 +16,7 @@ import device_modules
 import pytest
 from device_attacked import device_kernel, find
 from device_modules import CLOCKS, HONEST_MODULE, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
-from device_rows import BOMBS, LAZY, LAZY_NS, REFUSED, ROWS, DeviceRow
+from device_rows import BOMBS, KEPT_SUMS, LAZY, LAZY_NS, PLAIN_SUMS, REFUSED, ROWS, DeviceRow
 from switches import SWITCHES
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
@@ -296,6 +296,18 @@ def test_what_a_plan_saves_on_values_that_were_there_is_charged(plans: _Verdicts
     (timed,) = evaluation.timing.workloads
     print(f"    {timed.candidate.median_ns / 1e3:.0f} us a call; {evaluation.timing.note}")
     assert timed.candidate.median_ns > 0.9 * LAZY_NS
+
+
+@pytest.mark.usefixtures("eager")
+def test_inputs_that_a_plan_asks_the_cache_to_keep_are_cold_all_the_same(plans: _Verdicts) -> None:
+    plans.reach([(PLAIN_SUMS, "row_sums", True), (KEPT_SUMS, "row_sums", True)])
+    medians_us = []
+    for candidate in (PLAIN_SUMS, KEPT_SUMS):
+        evaluation = plans.of(candidate, "row_sums", timing=True)
+        assert evaluation.passed and evaluation.timing is not None, evaluation.reason
+        medians_us.append(evaluation.timing.workloads[0].candidate.median_ns / 1e3)
+    print(f"  12 MiB a call: {medians_us[0]:.2f} us read plainly, {medians_us[1]:.2f} us asking the L2 to keep them")
+    assert medians_us[1] > 0.9 * medians_us[0]
 
 
 @pytest.mark.usefixtures("eager")

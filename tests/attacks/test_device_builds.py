@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from device_attacked import device_kernel, find, write_repo
 from device_modules import CLOCKS, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
-from device_rows import BOMBS, LAZY, REFUSED, ROWS
+from device_rows import BOMBS, KEPT_SUMS, LAZY, PLAIN_SUMS, REFUSED, ROWS
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.evaluation.builder import Builder
@@ -40,6 +40,8 @@ _BUILT = [
     *((row.name, row.attack, row.target) for row in ROWS),
     *((f"{row.name}, twin", row.twin, row.target) for row in ROWS),
     ("save a third of a call after the first", LAZY, "waves"),
+    ("read plainly", PLAIN_SUMS, "row_sums"),
+    ("ask the cache to keep inputs", KEPT_SUMS, "row_sums"),
     *((name, candidate, "waves") for name, candidate, statuses in REFUSED if Status.BUILD_ERROR not in statuses),
 ]
 _UNLIKE = [(n, c, s) for n, c, s in REFUSED if Status.BUILD_ERROR in s]
