@@ -19,6 +19,7 @@ __all__ = [
     "SINGLE_REFUSED_ABOVE",
     "SINGLE_SLACK_NS",
     "Round",
+    "doubtful_above",
     "lag_of",
     "pass_share_ns",
     "play_rounds",
@@ -69,6 +70,13 @@ def single_of(rounds: Sequence[Round], call_ns: float, spare_ns: float) -> float
     module's own host code could skip calls of a long run whose answers nobody fetches. In a pass neither can rest.
     """
     return (min(min(r.new_ns, r.seen_ns) for r in rounds) - spare_ns) / max(call_ns, 1.0)
+
+
+def doubtful_above(limit: float, slack_ns: float, call_ns: float) -> float:
+    """From which value of :func:`single_of` on more rounds are played, and what is still there at the end is charged.
+    ``slack_ns``: what a call may take more in a pass by no doing of the kernel's; inf: nothing can be charged, only
+    refused above ``limit``."""
+    return min(limit, CHARGED_ABOVE + slack_ns / max(call_ns, 1.0))
 
 
 def pass_share_ns(pass_bytes: int, calls: int) -> float:

@@ -19,12 +19,12 @@ from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES, CallLayout, call_layout, output_leaves
 from pytest_cudaforge.evaluation.contract import status_of
 from pytest_cudaforge.evaluation.novelty import (
-    CHARGED_ABOVE,
     MAX_ROUNDS,
     REFUSED_ABOVE,
     SINGLE_REFUSED_ABOVE,
     SINGLE_SLACK_NS,
     Round,
+    doubtful_above,
     lag_of,
     pass_share_ns,
     play_rounds,
@@ -397,7 +397,7 @@ class Sitting:
             fetched_bytes = 0 if self.product.traced.main.steps else frames * workload.output_bytes
             limit, spare_ns = SINGLE_REFUSED_ABOVE, pass_share_ns(fetched_bytes, frames)
             slack_ns = SINGLE_SLACK_NS if self.device == "cuda" else math.inf
-        doubtful = min(limit, CHARGED_ABOVE + slack_ns / max(call_ns, 1.0))
+        doubtful = doubtful_above(limit, slack_ns, call_ns)
 
         def times() -> float:
             return single_of(rounds, call_ns, spare_ns)

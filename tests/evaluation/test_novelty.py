@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pytest_cudaforge.evaluation.novelty import (
+    CHARGED_ABOVE,
     MAX_ROUNDS,
     REFUSED_ABOVE,
+    SINGLE_REFUSED_ABOVE,
+    SINGLE_SLACK_NS,
     Round,
+    doubtful_above,
     lag_of,
     pass_share_ns,
     play_rounds,
@@ -54,3 +60,12 @@ def test_a_pass_holds_every_call_to_its_time() -> None:
     assert single_of(rounds, 3.0, 0.0) == 100.0  # rests on all but the first visits
     assert single_of(rounds, 300.0, pass_share_ns(0, 256)) < 0  # lost in what a pass costs besides
     assert pass_share_ns(1 << 20, 2) > pass_share_ns(0, 2) > pass_share_ns(0, 4)
+
+
+def test_what_is_saved_below_the_limit_is_charged_where_a_pass_is_measured_well() -> None:
+    by_events = doubtful_above(REFUSED_ABOVE, 0.0, 4e3)
+    assert by_events == CHARGED_ABOVE
+    assert doubtful_above(SINGLE_REFUSED_ABOVE, SINGLE_SLACK_NS, 200e3) == pytest.approx(1.35)
+    # A call that is nothing but host time, and any call on a CPU: only the limit is left.
+    assert doubtful_above(SINGLE_REFUSED_ABOVE, SINGLE_SLACK_NS, 5e3) == SINGLE_REFUSED_ABOVE
+    assert doubtful_above(SINGLE_REFUSED_ABOVE, math.inf, 1e6) == SINGLE_REFUSED_ABOVE
