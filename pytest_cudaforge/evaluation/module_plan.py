@@ -95,10 +95,10 @@ def returned_plan(plan: LaunchPlan, workload: WorkloadFacts, text: str, phase: s
             leaves[_text(path)] = _decode_leaf(leaf, buffers)
     except (ValueError, TypeError, KeyError, RecursionError, PlanError) as error:
         raise WorkerProtocol(f"what the call returned is malformed: {error}", phase=phase) from None
-    expected = [path for path, _ in workload.outputs]
-    if set(leaves) == set(expected):  # a dict's order is no part of its value
-        leaves = {path: leaves[path] for path in expected}
-    return replace(plan, buffers=tuple(buffers), outputs=_tree_of(leaves))
+    # The worker tells paths, not kinds of containers; and a dict's order is no part of its value.
+    same = set(leaves) == {path for path, _ in workload.outputs}
+    outputs = unflatten_output(workload.output_tree, leaves) if same else _tree_of(leaves)
+    return replace(plan, buffers=tuple(buffers), outputs=outputs)
 
 
 def _tree_of(leaves: Mapping[str, Any]) -> Any:
