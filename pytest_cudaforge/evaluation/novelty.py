@@ -37,7 +37,7 @@ _FETCH_NS_PER_BYTE = 0.3
 #: A call may take so many times longer in a pass, whose inputs are in no cache, than among repeated ones.
 SINGLE_REFUSED_ABOVE = 3.0
 #: ... on a GPU so many ns beside CHARGED_ABOVE before the difference is charged: what the host's side of a call and of
-#: fetching its answer takes more in a pass. A CPU's caches leave no such figure.
+#: fetching its answer takes more in a pass.
 SINGLE_SLACK_NS = 20_000.0
 #: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
 #: by noise alone looks suspicious in all of them once in 2**8 times at most.
@@ -74,8 +74,7 @@ def single_of(rounds: Sequence[Round], call_ns: float, spare_ns: float) -> float
 
 def doubtful_above(limit: float, slack_ns: float, call_ns: float) -> float:
     """From which value of :func:`single_of` on more rounds are played, and what is still there at the end is charged.
-    ``slack_ns``: what a call may take more in a pass by no doing of the kernel's; inf: nothing can be charged, only
-    refused above ``limit``."""
+    ``slack_ns``: what a call may take more in a pass by no doing of the kernel's."""
     return min(limit, CHARGED_ABOVE + slack_ns / max(call_ns, 1.0))
 
 

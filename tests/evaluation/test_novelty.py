@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from pytest_cudaforge.evaluation.novelty import (
@@ -66,6 +64,12 @@ def test_what_is_saved_below_the_limit_is_charged_where_a_pass_is_measured_well(
     by_events = doubtful_above(REFUSED_ABOVE, 0.0, 4e3)
     assert by_events == CHARGED_ABOVE
     assert doubtful_above(SINGLE_REFUSED_ABOVE, SINGLE_SLACK_NS, 200e3) == pytest.approx(1.35)
-    # A call that is nothing but host time, and any call on a CPU: only the limit is left.
+    # A call that is nothing but host time, or what a pass costs besides: only the limit is left.
     assert doubtful_above(SINGLE_REFUSED_ABOVE, SINGLE_SLACK_NS, 5e3) == SINGLE_REFUSED_ABOVE
-    assert doubtful_above(SINGLE_REFUSED_ABOVE, math.inf, 1e6) == SINGLE_REFUSED_ABOVE
+    assert doubtful_above(SINGLE_REFUSED_ABOVE, pass_share_ns(0, 2), 100e3) == SINGLE_REFUSED_ABOVE
+
+
+def test_a_kernel_that_rests_on_three_of_five_visits_is_charged_for_it() -> None:
+    call_ns, share_ns = 400e3, pass_share_ns(0, 100)
+    times = single_of([Round(1e6 + share_ns, 1e6 + share_ns)], call_ns, share_ns)
+    assert doubtful_above(SINGLE_REFUSED_ABOVE, share_ns, call_ns) < times == 2.5 < SINGLE_REFUSED_ABOVE
