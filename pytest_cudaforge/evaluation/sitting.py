@@ -19,6 +19,7 @@ from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES, CallLayout, call_layout, output_leaves
 from pytest_cudaforge.evaluation.contract import status_of
 from pytest_cudaforge.evaluation.novelty import (
+    EVENT_SLACK_NS,
     MAX_ROUNDS,
     REFUSED_ABOVE,
     SINGLE_REFUSED_ABOVE,
@@ -405,7 +406,7 @@ class Sitting:
         """Native code sees which answers are fetched, and any kernel which values have been there for long: does a call
         take as long where all of them are, and none has? What it saves below the limit is charged, too."""
         workload, frames = self.product.workload, self.rotation.frames
-        limit, slack_ns, spare_ns = REFUSED_ABOVE, 0.0, 0.0
+        limit, slack_ns, spare_ns = REFUSED_ABOVE, EVENT_SLACK_NS, 0.0
         if self.clock == "supervisor":
             # A launch plan writes its answers where they are judged; a module's are copied there.
             fetched_bytes = 0 if self.product.traced.main.steps else frames * workload.output_bytes

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_cudaforge.evaluation.novelty import (
     CHARGED_ABOVE,
+    EVENT_SLACK_NS,
     MAX_ROUNDS,
     REFUSED_ABOVE,
     SINGLE_REFUSED_ABOVE,
@@ -61,8 +62,8 @@ def test_a_pass_holds_every_call_to_its_time() -> None:
 
 
 def test_what_is_saved_below_the_limit_is_charged_where_a_pass_is_measured_well() -> None:
-    by_events = doubtful_above(REFUSED_ABOVE, 0.0, 4e3)
-    assert by_events == CHARGED_ABOVE
+    assert doubtful_above(REFUSED_ABOVE, 0.0, 4e3) == CHARGED_ABOVE
+    assert doubtful_above(REFUSED_ABOVE, EVENT_SLACK_NS, 100e3) == pytest.approx(1.27)
     assert doubtful_above(SINGLE_REFUSED_ABOVE, SINGLE_SLACK_NS, 200e3) == pytest.approx(1.35)
     # A call that is nothing but host time, or what a pass costs besides: only the limit is left.
     assert doubtful_above(SINGLE_REFUSED_ABOVE, SINGLE_SLACK_NS, 5e3) == SINGLE_REFUSED_ABOVE
