@@ -277,6 +277,12 @@ class Verification:
     sanitizer: SanitizerReport | None = None
 
     @property
+    def backward(self) -> bool:
+        """Whether gradients were verified, too. Their cases are those of workloads named ``<workload>::backward``."""
+        cases = [case for case in self.cases if case.contract and case.workload.endswith("::backward")]
+        return bool(cases) and all(case.passed for case in cases)
+
+    @property
     def contract_passed(self) -> bool:
         return bool(self.cases) and all(case.passed for case in self.cases if case.contract)
 

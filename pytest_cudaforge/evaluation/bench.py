@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -212,10 +212,9 @@ class Bench:
             target.inputs, target.tree = (same.inputs, same.tree) if same else self._draw(case)
         target.case = case
         self._write_poison(frame, poison)
-        for path, value in target.inputs.items():
-            self._write(f"f{frame}/input/{path}", value)
-        target.held = {}
         self.set_weights(case.weights_seed, case.kept)
+        self._write_inputs(frame)
+        target.held = {}
         self._zones.write(ZONES[poison % len(ZONES)])
         self._synchronise()
 
@@ -239,8 +238,7 @@ class Bench:
         self._expected, target.held = None, {}
         target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
         target.case = Case(seed, "touched", target.case.weights_seed, target.case.kept)
-        for path, value in target.inputs.items():
-            self._write(f"f{frame}/input/{path}", value)
+        self._write_inputs(frame)
         self._synchronise()
 
     def exchange(self, frame: int, seed: int) -> None:
@@ -278,7 +276,9 @@ class Bench:
         self._write_inputs(frame)
 
     def _write_inputs(self, frame: int) -> None:
-        for path, value in self.frames[frame].inputs.items():
+        target = self.frames[frame]
+        target.inputs = self.subject.completed(target.inputs, target.tree)
+        for path, value in target.inputs.items():
             self._write(f"f{frame}/input/{path}", value)
 
     def rewrite(self) -> None:
@@ -353,7 +353,7 @@ class Bench:
         ratios = [j.error_ratio for j in judgements if j.error_ratio is not None]
         bounds = [j.bound for j in judgements if j.bound]
         return {
-            "mismatches": found,
+            "mismatches": [replace(m, output=self.subject.output_name(m.output)) for m in found],
             "error_ratio": max(ratios, default=None),
             "bound": min(bounds, default=None),
             "partial": expected.partial or any(j.partial for j in judgements),
@@ -576,6 +576,7 @@ class Bench:
         leaves = {path: _widened(leaf, f"input/{path}" in mutated) for path, leaf in frame.inputs.items()}
         args, kwargs = unflatten_call(frame.tree, leaves)
         mode = Fp64Mode(declared_dtype(frame.inputs, self.subject.state()), noise=noise)
+        mode.pooled = not self.subject.tells_sums_apart
         with mode, declared_limits(mode.declared):
             outputs, _ = flatten_output(self.subject.run(wide, args, kwargs))
         changed = {f"input/{path}": leaf for path, leaf in leaves.items() if f"input/{path}" in mutated}

@@ -51,12 +51,14 @@ class Builder:
     def __init__(self, spawn: Callable[[str], Child]) -> None:
         self._spawn = spawn
 
-    def trace(self, source: str, signature: Signature, *, timeout_s: float = 30) -> TracedPlan:
-        """Trace ``source`` (a plan.py). Raises the candidate's errors (PlanError and kin, Unsupported), WorkerTimeout,
-        WorkerCrash, WorkerProtocol, SandboxError. What comes back was decoded and checked by ``plan.decode``."""
+    def trace(self, source: str, signature: Signature, function: str = "plan", *, timeout_s: float = 30) -> TracedPlan:
+        """Trace ``function`` of ``source`` (a plan.py).
+
+        Raises the candidate's errors (PlanError and kin, Unsupported), WorkerTimeout, WorkerCrash, WorkerProtocol,
+        SandboxError. What comes back was decoded and checked by ``plan.decode``."""
         # Only a plan that may call op() needs torch's shapes; the server with torch is slower to start.
         library = re.search(r"\bop\b", source) is not None
-        payload = {"source": source, "signature": signature.to_json(), "library": library}
+        payload = {"source": source, "signature": signature.to_json(), "library": library, "function": function}
         reply = self._ask("shapes" if library else "plain", _TRACE, payload, "tracing plan.py", timeout_s)
         try:
             return plan.decode(json.loads(reply.text))
@@ -197,7 +199,7 @@ def _trace(request: Request) -> tuple[str, bytes]:
         from pytest_cudaforge.runtime import library
 
         shapes = library.MetaShapes()
-    traced = trace.trace(asked["source"], Signature.from_json(asked["signature"]), shapes)
+    traced = trace.trace(asked["source"], Signature.from_json(asked["signature"]), shapes, asked["function"])
     return json.dumps(plan.encode(traced)), b""
 
 

@@ -95,13 +95,13 @@ class Kitchen:
         built = [(self._keys[unit], binary) for unit, binary in self._binaries.items() if unit in self._keys]
         return tuple((key, binary_digest(binary)) for key, binary in built)
 
-    def trace(self, workload: WorkloadFacts) -> TracedPlan:
-        """Trace plan.py for one workload's signature. Raises Unsupported as it is: a probe may be refused."""
+    def trace(self, workload: WorkloadFacts, function: str = "plan") -> TracedPlan:
+        """Trace a function of plan.py for one signature. Raises Unsupported as it is: a probe may be refused."""
         signature = Signature(
             workload.inputs, workload.input_tree, self.facts.module, self.device, self.candidate.language
         )
         try:
-            return self.builder.trace(self.plan_source, signature)
+            return self.builder.trace(self.plan_source, signature, function)
         except Unsupported:
             raise
         except WorkerTimeout as error:
@@ -109,10 +109,10 @@ class Kitchen:
         except (PlanError, BuildFailure, WorkerFailure) as error:
             raise Refusal(Status.BUILD_ERROR, str(error)) from error
 
-    def produce(self, workload: WorkloadFacts) -> Product:
+    def produce(self, workload: WorkloadFacts, function: str = "plan") -> Product:
         """Trace and compile for a contract workload."""
         try:
-            traced = self.trace(workload)
+            traced = self.trace(workload, function)
         except Unsupported as error:
             reason = f"plan.py refuses the contract workload {workload.name!r}: {error}"
             raise Refusal(Status.REJECTED, reason) from error

@@ -19,6 +19,7 @@ from typing import Literal
 
 from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
+from pytest_cudaforge.evaluation import backward
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
@@ -445,6 +446,9 @@ class _Attempt:
         self.timing: Timing | None = None
         self.sanitize = self.sanitize_asked = False
         self._products: tuple[Product, ...] = ()
+        #: Plans of gradients, and what became of them, where the target asks for any.
+        self._backwards: tuple[Product, ...] = ()
+        self._gradients = ""
         self._workshop: Workshop | None = None
         #: Another attempt, whose products are timed beside this one's.
         self.incumbent: _Attempt | None = None
@@ -456,9 +460,10 @@ class _Attempt:
     @property
     def summary(self) -> str:
         """The reason of a pass, in one line."""
+        correct = f"correct ({self._gradients})" if self._gradients else "correct"
         if self.timing is None:
-            return "correct"
-        return f"correct, {self.timing.decision}: {self.timing.speedup_eager:.2f}x eager" + (
+            return correct
+        return f"{correct}, {self.timing.decision}: {self.timing.speedup_eager:.2f}x eager" + (
             f", {self.timing.speedup_compile:.2f}x torch.compile" if self.timing.speedup_compile is not None else ""
         )
 
@@ -491,6 +496,8 @@ class _Attempt:
                 if not isinstance(kitchen, Workshop):
                     self._label(None)
                 self.verification = self._verifier(kitchen).verify(self._products)
+                if self.facts.grad:
+                    self._verify_backward(kitchen)
                 if isinstance(kitchen, Kitchen):
                     self.build = replace(self.build, binaries=kitchen.built_to_publish)
                 if isinstance(kitchen, Workshop):
@@ -503,6 +510,24 @@ class _Attempt:
                 raise
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
+
+    def _verify_backward(self, kitchen: Kitchen | Workshop) -> None:
+        """Where the target asks for gradients: those of ``plan_backward``, if the candidate has one. Raises Refusal."""
+        assert self.verification is not None
+        if isinstance(kitchen, Workshop):
+            self._gradients = "forward only: a ModelNew's gradients are not verified"
+            return
+        found = backward.produce(kitchen, self.evaluator.oracle, self.target)
+        self._gradients = found.note or "gradients verified"
+        if not found.products:
+            return
+        self._backwards = found.products
+        self._label(None)
+        try:
+            gradients = self._verifier(kitchen, backward.BackwardVerifier).verify(found.products)
+        except Refusal as refusal:
+            raise backward.refused(self.verification, refusal) from refusal
+        self.verification = backward.joined(self.verification, gradients)
 
     def _pass_sanitizer(self, kitchen: Kitchen | Workshop) -> None:
         """What its tools find goes into the verdict. Raises Refusal for what no honest kernel does."""
@@ -577,9 +602,9 @@ class _Attempt:
                 remedy=f"pass --device {'cpu' if language == 'cpp' else 'cuda'}",
             )
 
-    def _verifier(self, kitchen: Kitchen | Workshop) -> Verifier:
+    def _verifier(self, kitchen: Kitchen | Workshop, kind: type[Verifier] = Verifier) -> Verifier:
         host = self.evaluator
-        return Verifier(
+        return kind(
             self.target,
             self.facts,
             kitchen,
@@ -604,6 +629,8 @@ class _Attempt:
         """Name the work done, over all workloads the least own; refuse what is not allowed."""
         order: tuple[Work, ...] = ("kernel", "mixed", "library", "rewrite")
         labels = [label_of(product.traced.main, own_share) for product in self._products]
+        # The share of the time is the forward's alone.
+        labels += [label_of(product.traced.main, None) for product in self._backwards]
         self._require_allowed(max(labels, key=order.index))
 
     def _require_allowed(self, work: Work, detail: str = "") -> None:

@@ -41,7 +41,7 @@ _ENVIRONMENT = (
 )
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
-_TARGET_CODE = ("facts", "lint", "structures", "families", "variants", "rotation")
+_TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation")
 
 
 @dataclass(frozen=True)
@@ -280,6 +280,11 @@ class OracleClient:
         """Import the target and run every workload once."""
         facts: TargetFacts = from_json(TargetFacts, self.request("facts", target=to_json(target)))
         return facts
+
+    def backward(self, target: Target) -> tuple[str, tuple[WorkloadFacts, ...]]:
+        """Why the target's backward cannot be verified ("" where it can), and the facts of each workload's backward."""
+        found = self.request("backward", target=to_json(target))
+        return found["reason"], tuple(from_json(WorkloadFacts, facts) for facts in found["workloads"])
 
     def initial(self, target: Target) -> Any:
         """``{"init": [args, kwargs] as plain data, "seed": …}``: what a candidate's ModelNew is constructed with.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, ForgeError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.rotation import Rotation
@@ -30,6 +31,7 @@ from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
 from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
 
 __all__ = ["main"]
@@ -64,6 +66,16 @@ class _Oracle:
             self.subjects[key] = Subject(record, self.device, self.python_paths)
         return self.subjects[key]
 
+    def of_workload(self, target: Any, workload: str) -> Subject:
+        """The subject, or that of its backward, where the workload's name says so."""
+        if not is_backward(workload):
+            return self.subject(target)
+        record: Target = from_json(Target, target)
+        key = f"{record.root}\0{record.id}\0{record.digest}\0backward"
+        if key not in self.subjects:
+            self.subjects[key] = GradientSubject(record, self.device, self.python_paths)
+        return self.subjects[key]
+
     # -- operations
 
     def do_hello(self) -> Any:
@@ -78,6 +90,22 @@ class _Oracle:
     def do_facts(self, target: Any) -> Any:
         return to_json(target_facts(self.subject(target)))
 
+    def do_backward(self, target: Any) -> Any:
+        """``{"reason": why there is none, "workloads": WorkloadFacts of each workload's backward}``."""
+        names = list(self.subject(target).options.input_sets)
+        written = next((path for name in names for path in sorted(self.subject(target).mutates(name))), "")
+        if written:
+            return {"reason": f"the reference's forward writes {written}", "workloads": []}
+        found = []
+        for name in map(backward_workload, names):
+            subject = self.of_workload(target, name)
+            assert isinstance(subject, GradientSubject)
+            reason = subject.why_none(name)
+            if reason:
+                return {"reason": reason, "workloads": []}
+            found.append(to_json(workload_facts(subject, name, *subject.trial_run(name))))
+        return {"reason": "", "workloads": found}
+
     def do_initial(self, target: Any) -> Any:
         args, kwargs = self.subject(target).init_arguments()
         return {"init": encode_init(args, kwargs), "seed": INIT_SEED}
@@ -86,10 +114,10 @@ class _Oracle:
         return to_json(lint(self.subject(target), workload))
 
     def do_structures(self, target: Any, workload: str, widen: bool = True) -> Any:
-        return self.subject(target).structures(workload, widen=widen)
+        return self.of_workload(target, workload).structures(workload, widen=widen)
 
     def do_families(self, target: Any, workload: str, most: int | None) -> Any:
-        return list(self.subject(target).families(workload, most))
+        return list(self.of_workload(target, workload).families(workload, most))
 
     def do_variants(self, target: Any, workload: str, sizes: bool = True) -> Any:
         """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too."""
@@ -111,7 +139,7 @@ class _Oracle:
         return found
 
     def do_bench(self, target: Any, workload: str, variant: str, layout: Any) -> Any:
-        bench = Bench(self.subject(target), workload, variant, layout)
+        bench = Bench(self.of_workload(target, workload), workload, variant, layout)
         number = self._number()
         self.benches[number] = bench
         return {"bench": number, "nbytes": bench.arena.nbytes}, bench.arena.fd
@@ -133,7 +161,7 @@ class _Oracle:
         self.benches[bench].rewrite()
 
     def do_mutates(self, target: Any, workload: str) -> Any:
-        return sorted(self.subject(target).mutates(workload))
+        return sorted(self.of_workload(target, workload).mutates(workload))
 
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)

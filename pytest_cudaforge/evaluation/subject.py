@@ -37,13 +37,13 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of
 
-__all__ = ["INIT_SEED", "Subject", "is_fatal", "seed_generators", "user_text"]
+__all__ = ["INIT_SEED", "TYING", "Subject", "is_fatal", "seed_generators", "user_text"]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
-_TYING = ("integer", "faint")
+TYING = ("integer", "faint")
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -81,6 +81,9 @@ def user_text(error: BaseException, root: str) -> str:
 class Subject:
     """One loaded target on one device. Raises TargetError with the author's own traceback wherever its code fails."""
 
+    #: Whether the fp64 form tells which sums are behind which output.
+    tells_sums_apart = True
+
     def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
         self.target = target
         self.device = torch.device(device)
@@ -94,6 +97,8 @@ class Subject:
                 expected="forge_target(inputs=...), workloads=..., or get_inputs() in its file",
                 remedy="@forge_target(inputs=lambda: [torch.randn(64, 4096)])",
             )
+        #: Paths of the parameters that train, as constructed.
+        self.trained: tuple[str, ...] = ()
         self.module: torch.nn.Module | None = self._construct()
         self._weights_seed: int | None = None
         self._kept: tuple[str, ...] = ()
@@ -176,6 +181,14 @@ class Subject:
         kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()} if module is not None else {}
         return next((f"{kind} {path}" for kind, named in kinds.items() if path in dict(named)), f"attribute {path}")
 
+    def output_name(self, path: str) -> str:
+        """An output leaf as a verdict names it."""
+        return path
+
+    def completed(self, leaves: dict[str, Any], tree: Any) -> dict[str, Any]:
+        """A call's leaves, those made anew that follow from the others and from the weights (a forward's never do)."""
+        return leaves
+
     def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
         """By input path: which redraws keep the input's meaning. Found from two draws, once.
 
@@ -243,7 +256,7 @@ class Subject:
         redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
         try:
             outputs = self._outputs(*unflatten_call(tree, leaves))
-            return _nonfinite(outputs) <= limit and not (family in _TYING and self._breaks_ties(outputs))
+            return _nonfinite(outputs) <= limit and not (family in TYING and self._breaks_ties(outputs))
         except TargetError as error:
             if is_fatal(error):
                 raise
@@ -345,6 +358,7 @@ class Subject:
             raise TargetError(f"{self.target.id}: is not an nn.Module", expected="a subclass of torch.nn.Module")
         if self.target.kind != "kernelbench":
             module.train(self.options.mode == "train")
+        self.trained = tuple(path for path, parameter in module.named_parameters() if parameter.requires_grad)
         return module.to(self.device).requires_grad_(False)
 
     def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:

@@ -119,7 +119,7 @@ class Verifier:
         for product in products:
             self._check_structure(product)
         for product in products:
-            most = BIG_CALL_FAMILIES if _is_big(product.workload) else None
+            most = self._most_families(product.workload)
             families = self.oracle.families(self.target, product.workload.name, most)
             trials = contract_trials(product.workload, families, trials=self.trials)
             if self.oracle.mutates(self.target, product.workload.name):
@@ -129,6 +129,9 @@ class Verifier:
         for product in products[:_MAX_PROBED_WORKLOADS]:
             self._probe(product)
         return self._findings.verification
+
+    def _most_families(self, workload: WorkloadFacts) -> int | None:
+        return BIG_CALL_FAMILIES if _is_big(workload) else None
 
     def _check_structure(self, product: Product) -> None:
         mismatches = compare_structure(product.traced.main, product.workload)

@@ -7,7 +7,7 @@ signature alone; every trace runs twice and compares.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ from pytest_cudaforge.plan import (
     output_views,
     scratch_layout,
 )
-from pytest_cudaforge.runtime import geometry, interpreter
+from pytest_cudaforge.runtime import geometry, gradients, interpreter
 from pytest_cudaforge.runtime.geometry import integer
 from pytest_cudaforge.runtime.interpreter import ArgumentMismatch, Program, Run
 from pytest_cudaforge.runtime.signature import Signature, flatten_output, unflatten_call, unflatten_output
@@ -61,15 +61,18 @@ class OpShapes(Protocol):
         ...
 
 
-def trace(source: str, signature: Signature, ops: OpShapes | None = None) -> TracedPlan:
+def trace(source: str, signature: Signature, ops: OpShapes | None = None, function: str = "plan") -> TracedPlan:
     """Run plan.py on stand-ins of ``signature``, twice. ``ops`` None: torch's meta device, imported when first needed.
+
+    ``function`` "plan_backward": its call has forward's inputs, ``out`` and ``grad_out`` (see runtime.gradients).
 
     Raises PlanSyntaxError, PlanError, PlanLimitError (each with the line), Unsupported where plan.py says so.
     """
     program = interpreter.parse(source)
     shapes = _RememberedShapes(ops)
-    first = _trace_once(program, signature, shapes)
-    second = _trace_once(program, signature, shapes)
+    once = _trace_backward if function == gradients.FUNCTION else _trace_once
+    first = once(program, signature, shapes)
+    second = once(program, signature, shapes)
     # Equal text decides where values do not: a NaN differs from itself.
     if second != first and encode(second) != encode(first):
         raise PlanError("tracing twice gave two different plans", expected="a plan that depends on the signature alone")
@@ -103,14 +106,27 @@ def _trace_once(program: Program, signature: Signature, ops: OpShapes) -> Traced
         _check_prepare(program, module)
         prepare, keywords["prepared"] = _trace_prepare(program, signature, module, device, ops)
         shifted = _shifted(prepare)
-    leaves = {
-        path: tensor_for(Storage("input", leaf, path), device, path) if isinstance(leaf, TensorSpec) else leaf
-        for path, leaf in signature.inputs
-    }
-    args, kwargs = unflatten_call(signature.input_tree, leaves)
+    args, kwargs = unflatten_call(signature.input_tree, _input_leaves(signature, device))
     lead = () if module is None else (module,)
     recorder = Recorder(signature, device, ops, shifted)
     return TracedPlan(recorder.record(program, "plan", (*lead, *args), {**kwargs, **keywords}), prepare)
+
+
+def _trace_backward(program: Program, signature: Signature, ops: OpShapes) -> TracedPlan:
+    device = DeviceStandIn(signature.device)
+    call = gradients.BackwardCall(program, signature)
+    lead = () if signature.module is None else (ModuleStandIn(signature.module, "module", device),)
+    args, kwargs = unflatten_call(signature.input_tree, _input_leaves(signature, device))
+    recorder = Recorder(signature, device, ops)
+    given = call.arguments(kwargs)
+    return TracedPlan(recorder.record(program, gradients.FUNCTION, (*lead, *args), given, call.returned))
+
+
+def _input_leaves(signature: Signature, device: DeviceStandIn) -> dict[str, Any]:
+    return {
+        path: tensor_for(Storage("input", leaf, path), device, path) if isinstance(leaf, TensorSpec) else leaf
+        for path, leaf in signature.inputs
+    }
 
 
 def _check_prepare(program: Program, module: ModuleStandIn | None) -> None:
@@ -182,8 +198,18 @@ class Recorder:
         self._launches = 0
         self._run: Run | None = None
 
-    def record(self, program: Program, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaunchPlan:
-        """Call ``function`` of the plan with stand-ins and keep what it did. Raises PlanError, Unsupported."""
+    def record(
+        self,
+        program: Program,
+        function: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returned: Callable[[Any], Any] = lambda result: result,
+    ) -> LaunchPlan:
+        """Call ``function`` of the plan with stand-ins and keep what it did. Raises PlanError, Unsupported.
+
+        ``returned`` makes the plan's outputs of what the function returned.
+        """
         calls = {"empty": self._empty, "zeros": self._zeros, "launch": self._launch, "op": self._op}
         names: dict[str, Any] = {name: Native(name, call) for name, call in calls.items()}
         run = self._run = program.start({**names, "device": self._device})
@@ -191,7 +217,7 @@ class Recorder:
             result = run.call(function, args, kwargs)
         except ArgumentMismatch as error:
             raise _explained(error, function, args, kwargs) from None
-        plan: LaunchPlan = run.located(lambda: self._finished(result, function))
+        plan: LaunchPlan = run.located(lambda: self._finished(returned(result), function))
         return plan
 
     @property

@@ -1,0 +1,192 @@
+"""A target's backward as a subject of its own. In the oracle's process only.
+
+A call of it takes what forward takes, what forward returned (``out``) and a gradient for each floating output
+(``grad_out``); it returns the gradients of inputs and parameters. So everything that holds for a forward is asked of a
+backward by the same code: fp64 oracle and tolerance rule, secret values, poison, red zones, untouched inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.precision import precision_flags
+from pytest_cudaforge.evaluation.redraw import Structure
+from pytest_cudaforge.evaluation.subject import TYING, Subject
+from pytest_cudaforge.records import Target
+from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload
+from pytest_cudaforge.runtime.signature import (
+    flatten_call,
+    flatten_output,
+    split_call,
+    unflatten_call,
+    unflatten_output,
+)
+
+__all__ = ["GradientSubject"]
+
+_OWN_ARGUMENTS = (OUTPUT, GRADIENT)
+
+
+class GradientSubject(Subject):
+    """As Subject, of the backward. Workloads go by their backward names (runtime.gradients.backward_workload).
+
+    Gradients are asked for of every parameter that trains as constructed, and of the inputs that the target draws with
+    ``requires_grad``; where it draws none so, of every floating input.
+    """
+
+    #: Gradients flow through views and saved tensors that do not tell which sums are behind them.
+    tells_sums_apart = False
+
+    def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
+        super().__init__(target, device, python_paths)
+        # What the author says of outputs says nothing of gradients.
+        self.options = replace(self.options, index_outputs=(), atol=None, rtol=None)
+
+    def why_none(self, workload: str) -> str:
+        """Why the backward of a forward that writes nothing cannot be verified; "" where it can."""
+        called = self.module.forward if self.module is not None else self.obj
+        if set(_OWN_ARGUMENTS) & set(inspect.signature(called).parameters):
+            return f"the reference has an argument named {OUTPUT} or {GRADIENT}, which plan_backward has for itself"
+        leaves, _ = flatten_call(*self.draw(workload, 0))
+        tensors = [leaf for leaf in (*leaves.values(), *self.state().values()) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.is_complex() for tensor in tensors):
+            return "gradients of complex tensors are not verified"
+        try:
+            found = self.run(self.function, *self.draw(workload, 0))
+        except TargetError as error:
+            return f"the reference has no backward: {error.what.splitlines()[-1]}"
+        return "" if found else "no input and no parameter has a gradient"
+
+    # -- what a call takes
+
+    def draw(self, workload: str, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = self._draw_call(workload, seed)
+        out = self._forward(args, kwargs)
+        generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x96AD)
+        leaves, tree = flatten_output(out)
+        grads = {path: _gradient_like(leaf, generator) for path, leaf in leaves.items()}
+        return args, {**kwargs, OUTPUT: out, GRADIENT: unflatten_output(tree, grads)}
+
+    def completed(self, leaves: dict[str, Any], tree: Any) -> dict[str, Any]:
+        """``leaves`` with what forward returns for these inputs and the weights as they are now."""
+        args, kwargs = self._without_own(*unflatten_call(tree, leaves))
+        found, _ = flatten_call((), {OUTPUT: self._forward(args, kwargs)})
+        return {**leaves, **found}
+
+    def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
+        found = super().structures(workload, widen=widen)
+        # What forward returned follows from the rest.
+        for path in found:
+            if path.split(".")[:2] == ["kw", OUTPUT]:
+                found[path] = "drawn"
+        return found
+
+    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
+        # At a tie (of a maximum, at a kink) there is more than one right gradient.
+        found = [family for family in super().families(workload) if family not in TYING]
+        return tuple(found[:most])
+
+    def input_name(self, path: str) -> str:
+        own = path.split(".")[:2]
+        if own == ["kw", OUTPUT]:
+            return f"{OUTPUT}, what forward returned"
+        return GRADIENT if own == ["kw", GRADIENT] else super().input_name(path)
+
+    def output_name(self, path: str) -> str:
+        key = path.removeprefix("out.")
+        if key.startswith(MODULE):
+            return f"the gradient of {self.state_name(key.removeprefix(MODULE))}"
+        return f"the gradient of {super().input_name(key)}" if key != path else path
+
+    # -- what it returns
+
+    @property
+    def function(self) -> Any:
+        return self._gradients_of(super().function)
+
+    def wide(self) -> Any:
+        return self._gradients_of(super().wide())
+
+    def _gradients_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def gradients(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+            return self._gradients(function, args, kwargs)
+
+        return gradients
+
+    def _gradients(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        given, _ = flatten_output(kwargs[GRADIENT])
+        leaves, tree = flatten_call(*self._without_own(args, kwargs))
+        parameters = dict(function.named_parameters()) if isinstance(function, torch.nn.Module) else {}
+        sources = {MODULE + path: parameters[path] for path in self.trained}
+        with torch.enable_grad(), _requiring_grad(sources.values()):
+            inputs = {path: leaves[path].detach().requires_grad_() for path in self._wanted(leaves)}
+            positional, named = unflatten_call(tree, {**leaves, **inputs})
+            outputs, _ = flatten_output(function(*positional, **named))
+            sources |= inputs
+            pairs = [(outputs[path], grad) for path, grad in given.items() if isinstance(grad, torch.Tensor)]
+            pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
+            outs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
+            found = torch.autograd.grad(outs, list(sources.values()), grads, allow_unused=True)
+        grads_of = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
+        return {key: grads_of[key].clone(memory_format=torch.contiguous_format) for key in sorted(grads_of)}
+
+    def _wanted(self, leaves: Mapping[str, Any]) -> list[str]:
+        floating = [p for p, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        return [path for path in floating if path in self._asked] or floating
+
+    # -- forward
+
+    def _forward(self, args: Any, kwargs: Any) -> Any:
+        """What forward returns, each tensor contiguous and of its own."""
+        with precision_flags(self.options.precision):
+            output = self.run(super().function, args, kwargs)
+        leaves, tree = flatten_output(output)
+        own = {
+            path: leaf.clone(memory_format=torch.contiguous_format) if isinstance(leaf, torch.Tensor) else leaf
+            for path, leaf in leaves.items()
+        }
+        return unflatten_output(tree, own)
+
+    def _draw_call(self, workload: str, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return super().draw(forward_workload(workload), seed)
+
+    _asked: frozenset[str] = frozenset()
+
+    def _draw_on_device(self, make: Callable[[], Any], seed: int) -> Any:
+        drawn = super()._draw_on_device(make, seed)
+        leaves, _ = flatten_call(*split_call(drawn))
+        asked = [p for p, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        self._asked = frozenset(asked)
+        return drawn
+
+    @staticmethod
+    def _without_own(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {name: value for name, value in kwargs.items() if name not in _OWN_ARGUMENTS}
+
+
+@contextlib.contextmanager
+def _requiring_grad(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Parameters require grad inside; they go by ``requires_grad_(False)`` everywhere else in the oracle."""
+    held = list(parameters)
+    for parameter in held:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(False)
+
+
+def _gradient_like(leaf: Any, generator: torch.Generator) -> Any:
+    """A normal gradient for a floating tensor, else None."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return None
+    wide = torch.float64 if leaf.dtype == torch.float64 else torch.float32
+    return torch.randn(leaf.shape, dtype=wide, device=leaf.device, generator=generator).to(leaf.dtype)

@@ -1,0 +1,100 @@
+"""Gradients in the verdict: real compilers, real workers, and autograd in fp64 as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gradient_targets import candidate, find, write_repo
+
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status, from_json, to_json
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    write_repo(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    cache = tmp_path_factory.mktemp("cache")
+    settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=5.0, lock_dir=cache)
+    with Evaluator(settings) as opened:
+        yield opened
+
+
+def _evaluate(evaluator: Evaluator, repo: Path, tried: Candidate, name: str = "Gate") -> Evaluation:
+    return evaluator.evaluate(tried, find(repo, name), timing=False)
+
+
+@pytest.mark.parametrize("name", ["Gate", "softmax", "parts"])
+def test_honest_gradients_are_verified(evaluator: Evaluator, repo: Path, name: str) -> None:
+    evaluation = _evaluate(evaluator, repo, candidate(name), name)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+    assert evaluation.reason == "correct (gradients verified)"
+    verification = evaluation.verification
+    assert verification is not None and verification.backward
+    backward = {case.case for case in verification.cases if case.workload == "default::backward"}
+    assert backward >= {"drawn", "after many calls", "over old outputs", "repeated", "sealed inputs"}
+    again = from_json(Evaluation, to_json(evaluation))
+    assert to_json(again) == to_json(evaluation) and again.verification.backward
+
+
+def test_candidate_without_plan_backward_is_forward_only(evaluator: Evaluator, repo: Path) -> None:
+    evaluation = _evaluate(evaluator, repo, candidate(forward_only=True))
+    assert evaluation.status is Status.PASSED, evaluation.reason
+    assert "forward only: plan.py has no plan_backward" in evaluation.reason
+    assert evaluation.verification is not None and not evaluation.verification.backward
+
+
+_NO_BIAS = ('"weight": dw, "bias": db', '"weight": dw')
+_HALF = ("db = empty(module.bias.shape, x.dtype)", 'db = empty(module.bias.shape, "float16")')
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "words"),
+    [
+        (candidate(plan=_NO_BIAS), Status.INCORRECT_SHAPE, "returns no gradient of parameter bias"),
+        (candidate(plan=('"bias": db', '"bais": db')), Status.BUILD_ERROR, "a gradient of 'bais'"),
+        (candidate(plan=('{"x": dx, "weight": dw, "bias": db}', "dx, dw, db")), Status.BUILD_ERROR, "a dict of grad"),
+        (candidate(plan=("x, out, grad_out", "x, out, grad_out, more")), Status.BUILD_ERROR, "misses the argument"),
+        (candidate(plan=("module.bias.shape", "module.bias.shape * 2")), Status.INCORRECT_SHAPE, "expected (64,)"),
+        (candidate(plan=_HALF), Status.BUILD_ERROR, "float16"),
+        (candidate(plan=('"x": dx', '"x": grad_out')), Status.INCORRECT_SHAPE, "shares memory"),
+        (candidate(source=("db[c] = (float)sum_b", "(void)0")), Status.INCORRECT_NUMERICAL, "of parameter bias"),
+        (candidate(source=("g[i] * w[c]", "w[c]")), Status.INCORRECT_NUMERICAL, "the gradient of input 0 (x)"),
+        (candidate(source=("dw[c] = (float)sum_w;", "dw[c + 1] = (float)sum_w;")), Status.REJECTED, "out of bounds"),
+    ],
+)  # fmt: skip
+def test_wrong_backward_is_refused(
+    evaluator: Evaluator, repo: Path, changed: Candidate, status: Status, words: str
+) -> None:
+    evaluation = _evaluate(evaluator, repo, changed)
+    assert (evaluation.status, words in evaluation.reason) == (status, True), evaluation.reason
+    assert evaluation.verification is None or not evaluation.verification.backward
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("scale_", "forward writes input/0"), ("signs", "no input and no parameter has a gradient")],
+)
+def test_reference_without_a_backward_is_said(evaluator: Evaluator, repo: Path, name: str, words: str) -> None:
+    reason, workloads = evaluator.oracle.backward(find(repo, name))
+    assert words in reason and not workloads
+
+
+def test_inputs_that_ask_for_gradients_are_the_only_ones(evaluator: Evaluator, repo: Path) -> None:
+    reason, (workload,) = evaluator.oracle.backward(find(repo, "product"))
+    assert not reason and [path for path, _ in workload.outputs] == ["out.0"]
+
+
+def test_every_floating_output_has_a_gradient(evaluator: Evaluator, repo: Path) -> None:
+    _, (workload,) = evaluator.oracle.backward(find(repo, "parts"))
+    leaves = dict(workload.inputs)
+    assert leaves["kw.grad_out.count"] is None and leaves["kw.scale"] == 2.0
+    assert leaves["kw.grad_out.moved"] == leaves["kw.out.moved"]
+    assert [path for path, _ in workload.outputs] == ["out.kw.shift", "out.kw.x"]

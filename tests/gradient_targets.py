@@ -1,0 +1,196 @@
+"""Targets that ask for gradients, and cpp candidates for them whose backward can be changed for the worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.records import Candidate, Target
+
+LAYERS = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)], init=lambda: [64], grad=True, mode="train")
+class Gate(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x):
+        return torch.sigmoid(x) * self.weight + self.bias
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 300)], grad=True)
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+@forge_target(inputs=lambda: {"x": torch.randn(8, 64), "scale": 2.0, "shift": torch.randn(64)}, grad=True)
+def parts(x, scale, shift):
+    return {"moved": x * scale + shift, "count": (x > 0).sum(-1), "square": x * x}
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)], grad=True)
+def scale_(x):
+    return x.mul_(2)
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)], grad=True)
+def signs(x):
+    return torch.sign(x.detach())
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64, requires_grad=True), torch.randn(8, 64)], grad=True)
+def product(x, mask):
+    return x * mask
+"""
+
+GATE_SOURCE = """
+#include <cmath>
+
+void gate(const float* x, const float* w, const float* b, float* y, long long rows, long long cols) {
+  for (long long i = 0; i < rows * cols; ++i) y[i] = w[i % cols] / (1 + std::exp(-x[i])) + b[i % cols];
+}
+
+void gate_backward(const float* x, const float* w, const float* out, const float* g, float* dx, float* dw, float* db,
+                   long long rows, long long cols) {
+  for (long long c = 0; c < cols; ++c) {
+    double sum_w = 0, sum_b = 0;
+    for (long long r = 0; r < rows; ++r) {
+      long long i = r * cols + c;
+      float s = 1 / (1 + std::exp(-x[i]));
+      dx[i] = g[i] * w[c] * s * (1 - s);
+      sum_w += (double)g[i] * s; sum_b += g[i];
+    }
+    dw[c] = (float)sum_w; db[c] = (float)sum_b;
+  }
+}
+"""
+
+GATE_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x):
+    y = empty(x.shape, x.dtype)
+    launch("gate", args=(x, module.weight, module.bias, y, *x.shape))
+    return y
+
+def plan_backward(module, x, out, grad_out):
+    dx = empty(x.shape, x.dtype)
+    dw = empty(module.weight.shape, x.dtype)
+    db = empty(module.bias.shape, x.dtype)
+    launch("gate_backward", args=(x, module.weight, out, grad_out, dx, dw, db, *x.shape))
+    return {"x": dx, "weight": dw, "bias": db}
+"""
+
+SOFTMAX_SOURCE = """
+#include <algorithm>
+#include <cmath>
+
+void softmax(const float* x, float* y, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = x + r * cols; float* q = y + r * cols;
+    float top = *std::max_element(p, p + cols); double sum = 0;
+    for (long long c = 0; c < cols; ++c) { q[c] = std::exp(p[c] - top); sum += q[c]; }
+    for (long long c = 0; c < cols; ++c) q[c] = (float)(q[c] / sum);
+  }
+}
+
+void softmax_backward(const float* y, const float* g, float* dx, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = y + r * cols; const float* q = g + r * cols; double sum = 0;
+    for (long long c = 0; c < cols; ++c) sum += (double)p[c] * q[c];
+    for (long long c = 0; c < cols; ++c) dx[r * cols + c] = (float)(p[c] * (q[c] - sum));
+  }
+}
+"""
+
+SOFTMAX_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("softmax", args=(x, y, *x.shape))
+    return y
+
+def plan_backward(x, out, grad_out):
+    dx = empty(x.shape, x.dtype)
+    launch("softmax_backward", args=(out, grad_out, dx, *x.shape))
+    return {"x": dx}
+"""
+
+PARTS_SOURCE = """
+void parts(const float* x, float scale, const float* shift, float* moved, long long* count, float* square,
+           long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    count[r] = 0;
+    for (long long c = 0; c < cols; ++c) {
+      long long i = r * cols + c;
+      moved[i] = x[i] * scale + shift[c]; square[i] = x[i] * x[i]; count[r] += x[i] > 0;
+    }
+  }
+}
+
+void parts_backward(const float* x, float scale, const float* moved, const float* square, float* dx, float* dshift,
+                    long long rows, long long cols) {
+  for (long long c = 0; c < cols; ++c) {
+    double sum = 0;
+    for (long long r = 0; r < rows; ++r) {
+      long long i = r * cols + c;
+      dx[i] = moved[i] * scale + 2 * x[i] * square[i]; sum += moved[i];
+    }
+    dshift[c] = (float)sum;
+  }
+}
+"""
+
+PARTS_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x, scale, shift):
+    moved, square = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
+    count = empty(x.shape[:1], "int64")
+    launch("parts", args=(x, scale, shift, moved, count, square, *x.shape))
+    return {"moved": moved, "count": count, "square": square}
+
+def plan_backward(x, scale, shift, grad_out):
+    assert grad_out["count"] is None
+    dx, dshift = empty(x.shape, x.dtype), empty(shift.shape, x.dtype)
+    launch("parts_backward", args=(x, scale, grad_out["moved"], grad_out["square"], dx, dshift, *x.shape))
+    return {"shift": dshift, "x": dx, "scale": None}
+"""
+
+_FILES = {
+    "Gate": (GATE_SOURCE, GATE_PLAN),
+    "softmax": (SOFTMAX_SOURCE, SOFTMAX_PLAN),
+    "parts": (PARTS_SOURCE, PARTS_PLAN),
+}
+
+
+def write_repo(root: Path) -> None:
+    """The targets' file in a project of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "layers.py").write_text(LAYERS)
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+
+
+def find(root: Path, name: str) -> Target:
+    """The target ``name`` of :func:`write_repo`."""
+    return next(target for target in discover([root], root).targets if target.id.endswith(f"::{name}"))
+
+
+def candidate(
+    name: str = "Gate", source: tuple[str, str] = ("", ""), plan: tuple[str, str] = ("", ""), forward_only: bool = False
+) -> Candidate:
+    """The honest candidate for ``name`` with one piece of text replaced in its source and one in its plan."""
+    code, text = _FILES[name]
+    assert source[0] in code and plan[0] in text, "what is replaced must be there"
+    code = code.replace(*source) if source[0] else code
+    text = text.replace(*plan) if plan[0] else text
+    if forward_only:
+        text = text[: text.index("def plan_backward")]
+    return Candidate.of("cpp", {"kernel.cpp": code, "plan.py": text})
