@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pytest_cudaforge.errors import PlanError
-from pytest_cudaforge.plan import TensorSpec, TracedPlan, contiguous_strides, decode, encode
+from pytest_cudaforge.plan import TensorSpec, TracedPlan, contiguous_strides, decode, encode, encode_spec
 from pytest_cudaforge.records import DeviceFacts
 from pytest_cudaforge.runtime.gradients import FUNCTION, backward_workload, forward_workload, is_backward
 from pytest_cudaforge.runtime.signature import Signature
 from pytest_cudaforge.runtime.trace import trace
 
-_CPU = DeviceFacts("cpu", "cpu", "cpu", "", 4, 1 << 20, 0, 1 << 30)
+_CPU = DeviceFacts("cpu", "a CPU", "cpu", memory_bytes=1 << 30)
 
 
 def _spec(*shape: int) -> TensorSpec:
@@ -22,9 +22,7 @@ def _spec(*shape: int) -> TensorSpec:
 
 
 def _module(**paths: TensorSpec) -> dict[str, Any]:
-    attributes = {
-        name: {"tensor": [list(s.shape), s.dtype, list(s.strides)], "path": name} for name, s in paths.items()
-    }
+    attributes = {name: {"tensor": encode_spec(spec), "path": name} for name, spec in paths.items()}
     return {"class": "M", "attributes": attributes}
 
 
