@@ -116,11 +116,11 @@ def _leftovers() -> set[str]:
     return {entry.path for folder in ("/tmp", "/dev/shm") for entry in os.scandir(folder) if "forge-" in entry.name}
 
 
-def _device_inventory(device: str) -> dict[str, float]:
+def _device_inventory(uuid: str) -> dict[str, float]:
     """What the driver says is in use; a process of another namespace counts as well."""
 
     def ask(query: str) -> list[str]:
-        command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device.partition(":")[2] or "0"]
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", uuid]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
     return {
@@ -205,7 +205,7 @@ def _laid_out(repo: Path, device: str, modules: bool) -> list[Attack]:
 
 def _run(evaluator: Evaluator, repo: Path, attacks: list[Attack], count: int, chance: random.Random) -> int:
     on_gpu = evaluator.kind == "cuda"
-    device = evaluator.settings.device
+    uuid = evaluator.device.uuid
     find = device_attacked.find if on_gpu else attacked.find
     targets = {name: find(repo, name) for name in {target for _, _, target in attacks}}
     first = _honest(evaluator, targets["waves"], -1)
@@ -220,7 +220,7 @@ def _run(evaluator: Evaluator, repo: Path, attacks: list[Attack], count: int, ch
     before, there = {}, _leftovers()
     for number, (name, candidate, target) in enumerate(order):
         if number == min(_WARM_UP, count // 2):
-            before = _settled() | (_device_inventory(device) if on_gpu else {})
+            before = _settled() | (_device_inventory(uuid) if on_gpu else {})
         began = time.monotonic()
         evaluation = evaluator.evaluate(_numbered(candidate, number), targets[target], timing=False)
         seconds.append(time.monotonic() - began)
@@ -228,7 +228,7 @@ def _run(evaluator: Evaluator, repo: Path, attacks: list[Attack], count: int, ch
         passed += [f"{name}: {evaluation.reason}"] if evaluation.passed else []
         print(f"{number:4d} {evaluation.status.name:20s} {seconds[-1]:5.1f} s  {name}", flush=True)
     last = _honest(evaluator, targets["waves"], count)
-    after = _settled() | (_device_inventory(device) if on_gpu else {})
+    after = _settled() | (_device_inventory(uuid) if on_gpu else {})
     _print(verdicts, seconds, before, after)
     same = _cases(first) == _cases(last) and first.status is last.status
     left = sorted(_leftovers() - there)
