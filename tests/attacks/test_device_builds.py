@@ -14,6 +14,7 @@ import pytest
 from device_attacked import device_kernel, find, write_repo
 from device_modules import CLOCKS, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
 from device_rows import BOMBS, KEPT_SUMS, LAZY, PLAIN_SUMS, REFUSED, ROWS
+from switches import SWITCHES
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.evaluation.builder import Builder
@@ -144,3 +145,10 @@ _MODULES = [
 def test_a_module_that_attacks_is_python(name: str, candidate: Candidate) -> None:
     ((_, text),) = candidate.files
     assert any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.parse(text).body)
+
+
+def test_every_row_has_its_switch_or_says_why_not() -> None:
+    rows = (*ROWS, *MODULE_ROWS)
+    assert len({row.name for row in ROWS}) == len(ROWS) and len({row.name for row in MODULE_ROWS}) == len(MODULE_ROWS)
+    assert all((row.off in SWITCHES) != bool(row.why) for row in rows)
+    assert {row.promise[0] for row in rows} == {"1", "2", "3", "4"}
