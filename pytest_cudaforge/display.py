@@ -116,6 +116,8 @@ def evaluation_text(evaluation: Evaluation) -> str:
     lines.append(f"isolation {isolation.grade}" + (f" ({'; '.join(isolation.reasons)})" if isolation.reasons else ""))
     if evaluation.verification is not None:
         lines += _verification_lines(evaluation.verification.cases)
+        reasons = evaluation.verification.guard.reasons
+        lines += [f"note: {reason}" for reason in reasons if evaluation.passed and reason.startswith("input ")]
         lines += sanitizer_lines(evaluation.verification.sanitizer)
     timing = evaluation.timing
     if timing is not None:

@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal
-from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
+from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
 from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
@@ -124,7 +124,8 @@ class _Oracle:
         subject = self.subject(target)
         args, kwargs = subject.draw(workload, 0)
         found = []
-        for name in ["strided", *(neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ())]:
+        names = ["strided", *fixed_names((args, kwargs), subject.draw(workload, 1))]
+        for name in [*names, *(neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ())]:
             try:
                 changed = apply_variant(name, *subject.draw(workload, 0))
                 output = subject.run(subject.function, *changed)

@@ -1,6 +1,8 @@
-"""Probes: the same call with other strides, or with neighbouring shapes. In the oracle's process only.
+"""Probes: the same call with other strides, neighbouring shapes, or other values of an input that is always the same.
+In the oracle's process only.
 
-A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"size 64 -> 63"``, ``"size 64 -> 131"``.
+A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"size 64 -> 63"``, ``"size 64 -> 131"``,
+``"other kw.mask"`` (by path).
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from torch import Tensor
 
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
-__all__ = ["apply_variant", "neighbour_names"]
+__all__ = ["OTHER", "apply_variant", "fixed_names", "neighbour_names"]
+
+#: How the names of variants begin that have other values.
+OTHER = "other "
 
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 _MAX_NEIGHBOURS = 3
 _GROWTH = 67
+_MAX_FIXED = 2
 
 
 def apply_variant(
@@ -31,7 +37,33 @@ def apply_variant(
     elif match := _SIZE.fullmatch(name):
         old, new = int(match[1]), int(match[2])
         leaves = {path: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif (path := name.removeprefix(OTHER)) in leaves and path != name:
+        leaves[path] = _mirrored(leaves[path])
     return unflatten_call(tree, leaves)
+
+
+def fixed_names(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[str]:
+    """Names of variants with other values of what two draws, each (args, kwargs), have in common: a mask, positions.
+
+    A kernel may have them built in. Rows of the last dimension are mirrored, so that none of a mask's loses its last
+    entry.
+    """
+    leaves, others = (flatten_call(*call)[0] for call in (first, second))
+    fixed = [path for path, leaf in leaves.items() if isinstance(leaf, Tensor) and _same(leaf, others.get(path))]
+    for path in [path for path in fixed if not _same(leaves[path], _mirrored(leaves[path]))][:_MAX_FIXED]:
+        yield f"{OTHER}{path}"
+
+
+def _same(leaf: Tensor, other: Any) -> bool:
+    return isinstance(other, Tensor) and leaf.shape == other.shape and torch.equal(leaf, other)
+
+
+def _mirrored(leaf: Tensor) -> Tensor:
+    """With each row of the last dimension back to front, or rotated by one where that is the same."""
+    if leaf.dim() == 0 or leaf.shape[-1] < 2:
+        return leaf
+    mirrored = leaf.flip(-1)
+    return leaf.roll(1, -1) if torch.equal(mirrored, leaf) else mirrored
 
 
 def _strided(tensor: Tensor) -> Tensor:

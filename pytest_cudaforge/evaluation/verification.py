@@ -61,6 +61,8 @@ _CALLS_BEFORE_S = 0.1
 #: Where a worker has the arena once more, read-only, and on which kinds of devices a module's does.
 _SEALED_SLOT = 2
 _SEALED_MODULES: tuple[str, ...] = ("cpu",)
+#: How the names of probes begin that have other values, as ``variants.OTHER``, which needs torch.
+_OTHER = "other "
 #: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
 
@@ -292,12 +294,23 @@ class Verifier:
         try:
             sizes = 0
             for name, variant in self.oracle.variants(self.target, workload.name):
+                if name.startswith(_OTHER):
+                    self._probe_other_values(name, variant)
+                    continue
                 sizes += name != "strided"
                 self._probe_variant(name, variant)
             if not sizes:
                 self._narrow("no neighbouring shape could be drawn", drawn=True)
         finally:
             self._probed_workload = ""
+
+    def _probe_other_values(self, name: str, workload: WorkloadFacts) -> None:
+        """An input that is the same in every draw, with other values: right answers are not promised, but who relies on
+        them should know."""
+        problem = self._variant_problem(name, workload, contract=False)
+        if problem:
+            path = name.removeprefix(_OTHER)
+            self._narrow(f"input {path} is the same in every draw; with other values of it: {problem}")
 
     def _probe_misaligned(self, product: Product, worker: Worker) -> None:
         """The last thing the contract's worker does: a misaligned access may well end it."""

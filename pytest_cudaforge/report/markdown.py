@@ -156,9 +156,9 @@ def _guard(found: Verification) -> str:
     limits = ["contiguous tensors only"] if guard.contiguous_only else []
     limits += [f"aligned to {guard.align_bytes} bytes"] if guard.align_bytes > 1 else []
     limits += ["the drawn shapes only"] if guard.drawn_shapes_only else []
-    if not limits:
-        return ""
     reasons = "".join(f"\n- {escape(reason)}" for reason in guard.reasons)
+    if not limits:
+        return f"\n\nBeside what was asked:{reasons}" if reasons else ""
     return f"\n\nUsed for {', '.join(limits)}; the reference runs otherwise.{reasons}"
 
 

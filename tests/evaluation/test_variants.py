@@ -10,8 +10,9 @@ import torch
 from judged_targets import find
 
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation import verification
 from pytest_cudaforge.evaluation.oracle import OracleClient
-from pytest_cudaforge.evaluation.variants import neighbour_names
+from pytest_cudaforge.evaluation.variants import OTHER, apply_variant, fixed_names, neighbour_names
 
 TARGETS = """
 import torch
@@ -116,3 +117,16 @@ def test_where_any_size_is_promised_every_size_grows() -> None:
         "size 64 -> 131",
         "size 16 -> 83",
     ]
+
+
+def test_an_input_that_is_always_the_same_gets_other_values() -> None:
+    mask = torch.ones(3, 5, dtype=torch.bool).tril(1)
+    calls = [((torch.randn(3, 5),), {"mask": mask, "scale": torch.ones(4), "count": 3}) for _ in range(2)]
+    assert list(fixed_names(*calls)) == [f"{OTHER}kw.mask"]
+    (x,), kwargs = apply_variant(f"{OTHER}kw.mask", *calls[0])
+    assert torch.equal(x, calls[0][0][0])
+    assert torch.equal(kwargs["mask"].sum(1), mask.sum(1)) and not torch.equal(kwargs["mask"], mask)
+
+
+def test_the_supervisor_knows_variants_of_other_values_by_the_same_name() -> None:
+    assert verification._OTHER == OTHER
