@@ -153,6 +153,7 @@ def _entry(
         mode=facts.mode,
         work=final.work or "kernel",
         isolation=final.isolation.grade,
+        backward=final.verification is not None and final.verification.backward if facts.grad else None,
     )
 
 

@@ -11,7 +11,8 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, s
 from pytest_cudaforge.runtime.kernels import Kernel, LoadedKernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
 from pytest_cudaforge.runtime.signature import Leaf, Signature, describe_module, flatten_call, spec_of
+from pytest_cudaforge.runtime.training import BoundBackward, backward_arguments
 
 __all__ = ["Attachment", "Dispatch", "ForgeWarning"]
 
@@ -46,6 +48,7 @@ class Dispatch:
         self.kind = kind
         self.reference = reference
         self.kernels = tuple(kernels)
+        self.trains = any(kernel.entry.backward for kernel in kernels)
         self.names = guards.parameter_names(reference, method=kind is not None)
         self._warned: set[str] = set()
 
@@ -124,7 +127,7 @@ class Attachment:
         call = self._calls.get(key) or self._bind(key, _Site(module, args, kwargs), tensors)
         own = module.__dict__ if module is not None else _NOTHING
         if torch.is_grad_enabled() and _any_requires_grad(tensors, call.circumstances, own):
-            return self._decline(_needs_grad(tensors), module, args, kwargs)
+            return self._train(key, call, _Site(module, args, kwargs), tensors)
         try:
             output = call.run(tensors, own)
             if output is STALE:
@@ -136,6 +139,49 @@ class Attachment:
         if output is REFERENCE or output is STALE:
             return self._decline(_reason(call), module, args, kwargs)
         return output
+
+    def _train(
+        self, key: tuple[Any, ...], call: BoundCall | Refusal, site: _Site, tensors: Sequence[torch.Tensor]
+    ) -> Any:
+        """A call that autograd follows: forward's kernel with its verified backward behind it, if it has one."""
+        if not self._dispatch.trains:
+            return self._decline(_needs_grad(tensors), *site)
+        own = site.module.__dict__ if site.module is not None else _NOTHING
+        if not call.circumstances.hold(call.device, own):
+            self._calls.clear()
+            call = self._bind(key, site, tensors)
+        if isinstance(call, Refusal):
+            return self._decline(call.reason, *site)
+        try:
+            backward: BoundBackward | str = call.backward or self._bind_backward(call, site)
+            reason = backward if isinstance(backward, str) else backward.obstacle(tensors, own)
+            if isinstance(backward, str) or reason:
+                return self._decline(reason, *site)
+            with torch.no_grad():
+                output = call.run(tensors, own)
+        except ForgeError as error:
+            return self._decline(_reason(self._broken(key, call, error)), *site)
+        if output is REFERENCE or output is STALE:
+            return self._decline(_reason(call), *site)
+        return backward.attached(output, backward.sources(tensors, own))
+
+    def _bind_backward(self, call: BoundCall, site: _Site) -> BoundBackward | str:
+        """The backward of a bound forward, or why there is none; kept with it."""
+        with self._lock:
+            kernel: Kernel = call.kernel
+            found: BoundBackward | str = _no_backward(kernel, site, self._dispatch.names)
+            if not found:
+                leaves, _ = flatten_call(site.args, site.kwargs)
+                paths = [path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+                signature = _signature(site, _device_facts(call.device), kernel, backward_arguments(call.plan))
+                try:
+                    loaded = kernel.load_backward(signature, _device_name(call.device))
+                    found = BoundBackward(loaded, paths, call.circumstances, call.device)
+                except ForgeError as error:
+                    self._dispatch.warn_once(kernel, error)
+                    found = error.what
+            call.backward = found
+            return found
 
     @property
     def ran_on_cpu(self) -> bool:
@@ -196,7 +242,9 @@ class Attachment:
                     reason = _state_reason(loaded)
                 if not reason:
                     align_bytes = max(kernel.entry.guard.align_bytes, 1)
-                    return BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes)
+                    call = BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes)
+                    call.kernel = kernel
+                    return call
             except ForgeError as error:
                 reason = self._failure(kernel, inputs, error)
             reasons.append(reason)
@@ -273,9 +321,22 @@ def _device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else f"cuda:{device.index}"
 
 
-def _signature(site: _Site, facts: DeviceFacts, kernel: Kernel) -> Signature:
+def _signature(
+    site: _Site, facts: DeviceFacts, kernel: Kernel, more: Mapping[str, Any] = MappingProxyType(_NOTHING)
+) -> Signature:
     description = describe_module(site.module) if site.module is not None else None
-    return Signature.of(site.args, site.kwargs, description, facts, kernel.entry.language)
+    return Signature.of(site.args, {**site.kwargs, **more}, description, facts, kernel.entry.language)
+
+
+def _no_backward(kernel: Kernel, site: _Site, names: Sequence[str]) -> str:
+    """Why the kernel's gradients cannot serve this call; "" where they can."""
+    if not kernel.entry.backward:
+        return "the kernel is for forward only: called without no_grad"
+    leaves, _ = flatten_call(site.args, site.kwargs)
+    inputs = [(path, spec_of(leaf) if isinstance(leaf, torch.Tensor) else leaf) for path, leaf in leaves.items()]
+    if not guards.was_drawn(kernel.entry, inputs, names):
+        return "gradients were verified for the drawn shapes and strides only"
+    return ""
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from pytest_cudaforge.plan import (
 from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, Slot, same, tensor_in
 from pytest_cudaforge.runtime.replay import Bound, Program
 
-__all__ = ["REFERENCE", "STALE", "BoundCall", "LoadedPlan", "written_buffers"]
+__all__ = ["REFERENCE", "STALE", "BoundCall", "LoadedPlan", "allocator", "on_device", "stream_of", "written_buffers"]
 
 #: Answers of a call in place of an output: run the reference this time / the module changed, bind anew.
 REFERENCE = object()
@@ -72,7 +72,7 @@ def written_buffers(plan: LaunchPlan, binaries: Sequence[Binary]) -> frozenset[i
     return frozenset(index for index in found if plan.buffers[index].role in ("input", "state"))
 
 
-def _allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], torch.Tensor]:
+def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], torch.Tensor]:
     """``empty_strided`` on the current device; torch's own short cut for generated code, where this torch has it."""
     quick = getattr(getattr(torch._C._dynamo, "guards", None), f"_empty_strided_{device.type}", None)
     if quick is not None:
@@ -96,10 +96,13 @@ class BoundCall:
         align_bytes: int = 1,
     ) -> None:
         self.circumstances = circumstances
+        #: Dispatch's own: the kernel that this came from; its backward, or why there is none, once it was asked for.
+        self.kernel: Any = None
+        self.backward: Any = None
         self._main, self._prepare = main, prepare
         self.device, self._index = device, device.index if device.type == "cuda" else -1
         self._align_mask = align_bytes - 1
-        self._empty = _allocator(device)
+        self._empty = allocator(device)
         self._written = main.written
         # A pointer that is merely not const tells little, as many authors leave it out: the first run shows.
         self._suspects = main.written - main.plan.output_buffers
@@ -107,7 +110,7 @@ class BoundCall:
         self._results(main.plan)
         self._prepared = _Prepared(prepare, circumstances, device) if prepare is not None else None
         self._several_devices = device.type == "cuda" and torch.cuda.device_count() > 1
-        self._current_stream = _stream_of(device)
+        self._current_stream = stream_of(device)
         self._choose_path()
 
     def _choose_path(self) -> None:
@@ -115,7 +118,7 @@ class BoundCall:
         simple = self._single and not (self._prepared or self._arena_bytes)
         if simple:
             run = self._short_path()
-            self.run = _on_device(run, self._index) if self._several_devices else run  # type: ignore[assignment,method-assign]
+            self.run = on_device(run, self._index) if self._several_devices else run  # type: ignore[assignment,method-assign]
 
     def _sources(self, plan: LaunchPlan, input_paths: Sequence[str]) -> None:
         positions = {path: i for i, path in enumerate(input_paths)}
@@ -147,6 +150,11 @@ class BoundCall:
         self._whole = isinstance(plan.outputs, View) and len(fresh) == 1 and _is_whole(plan.outputs, specs[0])
 
     @property
+    def plan(self) -> LaunchPlan:
+        """Forward's plan."""
+        return self._main.plan
+
+    @property
     def writes(self) -> bool:
         """Whether the plan may write tensors that are the caller's."""
         return bool(self._written)
@@ -155,7 +163,7 @@ class BoundCall:
         """The output, REFERENCE or STALE; ``own`` is the module's ``__dict__``. Raises LaunchFailure, Unsupported."""
         if not self.circumstances.hold(self.device, own):
             return STALE
-        return _on_device(self._run, self._index)(tensors, own) if self._several_devices else self._run(tensors, own)
+        return on_device(self._run, self._index)(tensors, own) if self._several_devices else self._run(tensors, own)
 
     def _short_path(self) -> Callable[[Sequence[torch.Tensor], dict[str, Any]], Any]:
         """``run`` for a plan that returns its one fresh buffer and needs but inputs and weights: most of them.
@@ -277,7 +285,7 @@ class _Prepared:
 
     def __init__(self, loaded: LoadedPlan, circumstances: Circumstances, device: torch.device) -> None:
         self._loaded, self._device = loaded, device
-        self._empty = _allocator(device)
+        self._empty = allocator(device)
         slots = {slot.path: slot for slot in circumstances.slots}
         self._state = [
             (index, slots[buffer.source]) for index, buffer in enumerate(loaded.plan.buffers) if buffer.role == "state"
@@ -307,7 +315,7 @@ class _Prepared:
         for index in scratch:
             spec = plan.buffers[index].spec
             bases[index] = self._empty(spec.shape, spec.strides, getattr(torch, spec.dtype))
-        stream = _stream_of(self._device)(self._device.index or 0)
+        stream = stream_of(self._device)(self._device.index or 0)
         self._loaded.run([bases[index].data_ptr() for index in range(len(plan.buffers))], stream)
         if self._device.type == "cuda":
             # Later calls may come on other streams.
@@ -316,7 +324,7 @@ class _Prepared:
         return {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
 
 
-def _on_device(run: Callable[..., Any], index: int) -> Callable[..., Any]:
+def on_device(run: Callable[..., Any], index: int) -> Callable[..., Any]:
     """``run`` with the GPU ``index`` as the current one, which is where allocator and driver work."""
 
     def run_there(*arguments: Any) -> Any:
@@ -346,7 +354,8 @@ def _tree(value: Any, bases: dict[int, torch.Tensor], plan: LaunchPlan) -> Any:
     return value
 
 
-def _stream_of(device: torch.device) -> Callable[[int], int]:
+def stream_of(device: torch.device) -> Callable[[int], int]:
+    """What gives the handle of the current stream of the device with an index; 0 on a CPU."""
     if device.type != "cuda":
         return lambda _: 0
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)

@@ -20,6 +20,7 @@ from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, decode_binaries, find_binary
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.runtime.calls import LoadedPlan, written_buffers
+from pytest_cudaforge.runtime.gradients import FUNCTION
 from pytest_cudaforge.runtime.manifest import Entry
 from pytest_cudaforge.runtime.replay import load_program
 from pytest_cudaforge.runtime.signature import Signature
@@ -66,7 +67,7 @@ class Kernel:
         self.entry = entry
         self.directory = directory
         self._sources = sources
-        self._loaded: dict[tuple[str, str], LoadedKernel] = {}
+        self._loaded: dict[tuple[str, str, str], LoadedKernel] = {}
         self._lock = threading.Lock()
 
     def load(self, signature: Signature, device: str) -> LoadedKernel:
@@ -74,12 +75,19 @@ class Kernel:
 
         Raises CandidateError (Unsupported, PlanError, BuildFailure, LaunchFailure), ToolchainError, DeviceError.
         """
-        key = (signature.key(), device)
+        return self._found("plan", signature, device)
+
+    def load_backward(self, signature: Signature, device: str) -> LoadedPlan:
+        """As :meth:`load`, of ``plan_backward``: ``signature`` has ``out`` and ``grad_out``, too."""
+        return self._found(FUNCTION, signature, device).main
+
+    def _found(self, function: str, signature: Signature, device: str) -> LoadedKernel:
+        key = (function, signature.key(), device)
         with self._lock:
             found = self._loaded.get(key)
             if found is None:
                 try:
-                    found = self._loaded[key] = self._load(signature, device)
+                    found = self._loaded[key] = self._load(signature, device, function)
                 except OSError as error:  # no room or no right for the compiler's files
                     raise ToolchainError(
                         f"the kernel could not be built or loaded: {error}",
@@ -92,8 +100,8 @@ class Kernel:
         """As after a fork: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
 
-    def _load(self, signature: Signature, device: str) -> LoadedKernel:
-        traced = self._trace(signature)
+    def _load(self, signature: Signature, device: str, function: str) -> LoadedKernel:
+        traced = self._trace(signature, function)
         arch = self.entry.arch
         binaries = [self._build(unit, arch) for unit in units_of(traced)]
         languages.check_arguments(traced, binaries)
@@ -104,8 +112,8 @@ class Kernel:
             prepare = LoadedPlan(traced.prepare, program, frozenset())
         return LoadedKernel(LoadedPlan(traced.main, main, written_buffers(traced.main, binaries)), prepare)
 
-    def _trace(self, signature: Signature) -> TracedPlan:
-        return trace(self._sources["plan.py"], signature)
+    def _trace(self, signature: Signature, function: str) -> TracedPlan:
+        return trace(self._sources["plan.py"], signature, function=function)
 
     def _published(self, unit: Unit, arch: str) -> Binary:
         """What was compiled when the kernel was forged. Raises BuildFailure, ConfigError."""

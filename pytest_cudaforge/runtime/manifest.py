@@ -66,6 +66,8 @@ class Entry:
     work: str = "kernel"
     isolation: str = ""
     prepared: bool = False
+    #: Whether its gradients were verified; None where the target asked for none.
+    backward: bool | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -129,7 +131,7 @@ class Manifest:
 
     def render(self) -> str:
         """The file's text: sorted and indented, so that a diff shows what changed."""
-        data = {"format": FORMAT, "entries": [to_json(entry) for entry in self.entries]}
+        data = {"format": FORMAT, "entries": [_entry_json(entry) for entry in self.entries]}
         return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def write(self, path: Path) -> None:
@@ -159,6 +161,14 @@ def _unwritable(path: Path, error: OSError) -> PublishError:
         expected="a writable folder with space left",
         remedy="set forge_dir to a folder that can be written",
     )
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    """The record without what only targets with gradients have."""
+    data: dict[str, Any] = to_json(entry)
+    if entry.backward is None:
+        del data["backward"]
+    return data
 
 
 def _entry(data: Any, index: int, name: str) -> Entry:
