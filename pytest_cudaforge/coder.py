@@ -167,10 +167,18 @@ def _task(told: CoderEvidence) -> str:
         workloads=sheets.render_workloads(told.facts.workloads),
         module=sheets.render_module(told.facts.module),
         contract=sheets.render_contract(told.facts, told.allow),
+        gradients=_gradients(told),
         device=sheets.render_device(told.device),
         baselines=sheets.render_baselines(told.baselines),
         turn=_turn(told).strip(),
     )
+
+
+def _gradients(told: CoderEvidence) -> str:
+    """What a plan's backward is; "" where the target asks for none."""
+    if not told.facts.grad:
+        return ""
+    return fill("gradients", arguments="x, ..." if told.target.kind == "function" else "module, x, ...").strip()
 
 
 def _turn(told: CoderEvidence) -> str:

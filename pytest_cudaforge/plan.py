@@ -2,6 +2,7 @@
 
 A candidate's ``plan.py`` is parsed and run by :mod:`pytest_cudaforge.runtime.interpreter`, never imported.
 It runs once per input signature on stand-ins and leaves a :class:`LaunchPlan`: buffers, steps, outputs.
+Its functions are ``plan``, ``prepare`` and, where gradients are asked for, ``plan_backward`` (runtime.gradients).
 Everything here is standard library only: production, builder and supervisor all read it.
 """
 

@@ -43,6 +43,8 @@ class TargetOptions:
     the constructor (None: no arguments). ``workloads`` are further named input sets; with ``inputs`` alone there is
     one workload, "default". ``atol``/``rtol`` are outer bounds on top of the verdict's own rule. ``allow`` None: own
     kernels that do the work, library products beside them; in a whole network other operators of torch's, too.
+    ``grad``: gradients are wanted, of the parameters and of the inputs drawn with ``requires_grad`` (of every floating
+    input where none is drawn so); a module that is trained says ``mode="train"`` as well.
     """
 
     inputs: InputsFunction | None = None

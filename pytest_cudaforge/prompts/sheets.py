@@ -184,6 +184,8 @@ def render_contract(facts: TargetFacts, allow: Sequence[str]) -> str:
         lines.append("Inputs: all of them come from the task's own function, with other seeds.")
     if facts.mode == "train":
         lines.append("The module is in training mode.")
+    if facts.grad:
+        lines.append("Gradients are asked for: those that plan_backward gives are checked like outputs.")
     if facts.index_outputs:
         lines.append(f"Outputs that are indices: {', '.join(facts.index_outputs)}.")
     if facts.nondeterministic:

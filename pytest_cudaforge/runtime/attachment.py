@@ -169,6 +169,8 @@ class Attachment:
         """The backward of a bound forward, or why there is none; kept with it."""
         with self._lock:
             kernel: Kernel = call.kernel
+            if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return "first trained call of this signature inside a CUDA graph capture: call once before capturing"
             found: BoundBackward | str = _no_backward(kernel, site, self._dispatch.names)
             if not found:
                 leaves, _ = flatten_call(site.args, site.kwargs)
