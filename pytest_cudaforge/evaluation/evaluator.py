@@ -31,7 +31,7 @@ from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
-from pytest_cudaforge.evaluation.sanitizing import Sanitizing
+from pytest_cudaforge.evaluation.sanitizing import Sanitizing, joined
 from pytest_cudaforge.evaluation.sitting import (
     Incumbent,
     Pace,
@@ -540,6 +540,9 @@ class _Attempt:
                 self.verification = replace(self.verification, sanitizer=report)
             return
         report = self.evaluator.sanitizing.examine(self.target, self._products, kitchen.compiled_with_lines)
+        if self._backwards and report.refusal is None:
+            other = self.evaluator.sanitizing.examine(self.target, self._backwards, kitchen.compiled_with_lines)
+            report = joined(report, other)
         self.verification = replace(self.verification, sanitizer=report)
         found = report.refusal
         if found is not None:

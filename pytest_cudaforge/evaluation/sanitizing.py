@@ -15,7 +15,18 @@ from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.binary import launches_of
 from pytest_cudaforge.records import SanitizerReport, Target
 
-__all__ = ["Sanitizing"]
+__all__ = ["Sanitizing", "joined"]
+
+
+def joined(forward: SanitizerReport, backward: SanitizerReport) -> SanitizerReport:
+    """One report on the plans of a call and of its gradients; ``tools`` are those that looked at both."""
+    return SanitizerReport(
+        f"{forward.workload}, {backward.workload}",
+        tuple(tool for tool in forward.tools if tool in backward.tools),
+        (*forward.findings, *backward.findings),
+        (*forward.notes, *(f"{backward.workload}: {note}" for note in backward.notes)),
+        round(forward.seconds + backward.seconds, 3),
+    )
 
 
 class Sanitizing:

@@ -20,6 +20,7 @@ from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
 from pytest_cudaforge.evaluation.sanitizer import Sanitizer, buffers_of, find_sanitizer, parse_log
+from pytest_cudaforge.evaluation.sanitizing import joined
 from pytest_cudaforge.languages import Unit
 from pytest_cudaforge.languages.cubin import same_code, sections, uses_transaction_barriers
 from pytest_cudaforge.plan import TensorSpec
@@ -127,6 +128,15 @@ def test_a_report_goes_to_json_and_back() -> None:
     assert verification.sanitizer is not None and verification.sanitizer.refusal == finding
     # Verdicts that were stored before there was one.
     assert from_json(Verification, {"cases": [], "oracle": "fp64", "worst_ratio": None}).sanitizer is None
+
+
+def test_gradients_are_looked_at_too() -> None:
+    finding = SanitizerFinding("memcheck", "Invalid", "dx", "kernel.cu:6", 2, True)
+    forward = SanitizerReport("default", ("memcheck", "initcheck"), seconds=2.0)
+    backward = SanitizerReport("default~", ("memcheck",), (finding,), ("initcheck was left out",), 1.5)
+    both = joined(forward, backward)
+    assert both.tools == ("memcheck",) and both.refusal == finding and both.seconds == 3.5
+    assert both.notes == ("default~: initcheck was left out",)
 
 
 # -- the call ------------------------------------------------------------------------------------------------------
