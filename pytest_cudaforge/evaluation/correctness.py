@@ -81,7 +81,7 @@ SYSTEMATIC_CHANCE = 4.0
 SYSTEMATIC_GROUPS, SYSTEMATIC_SAMPLE, SYSTEMATIC_LEAST = 16, 16384, 1024
 #: Half types: what the slope of c over o may differ from 1 by, in unit roundoffs, and in standard deviations beyond
 #: that; where a few sums decide all elements, the rounding of one of them is a factor, too.
-GAIN, GAIN_OF_FEW, GAIN_CHANCE = 0.2, 1.0, 4.0
+GAIN, GAIN_OF_FEW, GAIN_CHANCE = 0.2, 2.0, 4.0
 GAIN_LEAST, GAIN_SAMPLE, GAIN_SUMS = 64, 1 << 17, 8
 SLICE = 256  # elements per slice where an output has a single row
 DESTROYED = 0.1  # relative rms error of a slice without its leading digit
