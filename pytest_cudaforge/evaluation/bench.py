@@ -277,6 +277,9 @@ class Bench:
 
     def _write_inputs(self, frame: int) -> None:
         target = self.frames[frame]
+        assert target.case is not None, "a frame's inputs belong to a case"
+        # What follows from the weights follows from this case's: another bench may have given the module others since.
+        self.subject.set_weights(target.case.weights_seed, target.case.kept)
         target.inputs = self.subject.completed(target.inputs, target.tree)
         for path, value in target.inputs.items():
             self._write(f"f{frame}/input/{path}", value)
