@@ -12,10 +12,10 @@ from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
-from pytest_cudaforge.records import CaseResult, Mismatch, SanitizerReport, Target, Verification, WorkloadFacts
+from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification, WorkloadFacts
 from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE
 
-__all__ = ["BackwardVerifier", "Backwards", "joined", "produce", "refused", "sanitized"]
+__all__ = ["BackwardVerifier", "Backwards", "joined", "produce", "refused"]
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,6 @@ def joined(forward: Verification, backward: Verification) -> Verification:
         cases=(*forward.cases, *backward.cases),
         oracle="partial" if "partial" in (forward.oracle, backward.oracle) else "fp64",
         worst_ratio=max(ratios, default=None),
-    )
-
-
-def sanitized(forward: SanitizerReport, backward: SanitizerReport) -> SanitizerReport:
-    """One report of both, or the backward's alone where it refuses."""
-    if backward.refusal is not None:
-        return backward
-    return SanitizerReport(
-        f"{forward.workload}, {backward.workload}",
-        tuple(tool for tool in forward.tools if tool in backward.tools),
-        (*forward.findings, *backward.findings),
-        (*forward.notes, *(f"{backward.workload}: {note}" for note in backward.notes)),
-        round(forward.seconds + backward.seconds, 3),
     )
 
 

@@ -543,9 +543,6 @@ class _Attempt:
         if self._backwards and report.refusal is None:
             other = self.evaluator.sanitizing.examine(self.target, self._backwards, kitchen.compiled_with_lines)
             report = joined(report, other)
-        if self._backwards and report.refusal is None:
-            gradients = self.evaluator.sanitizing.examine(self.target, self._backwards, kitchen.compiled_with_lines)
-            report = backward.sanitized(report, gradients)
         self.verification = replace(self.verification, sanitizer=report)
         found = report.refusal
         if found is not None:

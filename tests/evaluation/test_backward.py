@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gradient_targets import candidate, find, write_repo
 
-from pytest_cudaforge.evaluation.backward import sanitized
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.records import (
-    Candidate,
-    Evaluation,
-    SanitizerFinding,
-    SanitizerReport,
-    Status,
-    from_json,
-    to_json,
-)
+from pytest_cudaforge.records import Candidate, Evaluation, Status, from_json, to_json
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +76,6 @@ def test_wrong_backward_is_refused(
     evaluation = _evaluate(evaluator, repo, changed)
     assert (evaluation.status, words in evaluation.reason) == (status, True), evaluation.reason
     assert evaluation.verification is None or not evaluation.verification.backward
-
-
-def test_what_sanitizers_found_of_both_is_one_report() -> None:
-    forward = SanitizerReport("default", ("memcheck", "racecheck"), notes=("one",), seconds=1.0)
-    quiet = SanitizerReport("default::backward", ("memcheck",), notes=("other",), seconds=0.5)
-    both = sanitized(forward, quiet)
-    assert (both.tools, both.notes, both.seconds) == (("memcheck",), ("one", "default::backward: other"), 1.5)
-    loud = replace(quiet, findings=(SanitizerFinding("memcheck", "a write", "gate_backward", "kernel.cu:3", 1, True),))
-    assert sanitized(forward, loud) == loud
 
 
 @pytest.mark.parametrize(
