@@ -24,7 +24,7 @@ class Gate(nn.Module):
         return torch.sigmoid(x) * self.weight + self.bias
 
 
-@forge_target(inputs=lambda: [torch.randn(16, 300)], grad=True)
+@forge_target(inputs=lambda: [torch.randn(16, 300)], workloads={"wide": lambda: [torch.randn(4, 512)]}, grad=True)
 def softmax(x):
     return torch.softmax(x, -1)
 

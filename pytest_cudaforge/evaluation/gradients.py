@@ -18,7 +18,7 @@ import torch
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.precision import precision_flags
 from pytest_cudaforge.evaluation.redraw import Structure
-from pytest_cudaforge.evaluation.subject import TYING, Subject
+from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload
 from pytest_cudaforge.runtime.signature import (
@@ -51,8 +51,7 @@ class GradientSubject(Subject):
 
     def why_none(self, workload: str) -> str:
         """Why the backward of a forward that writes nothing cannot be verified; "" where it can."""
-        called = self.module.forward if self.module is not None else self.obj
-        if set(_OWN_ARGUMENTS) & set(inspect.signature(called).parameters):
+        if set(_OWN_ARGUMENTS) & _argument_names(self.module.forward if self.module is not None else self.obj):
             return f"the reference has an argument named {OUTPUT} or {GRADIENT}, which plan_backward has for itself"
         leaves, _ = flatten_call(*self.draw(workload, 0))
         tensors = [leaf for leaf in (*leaves.values(), *self.state().values()) if isinstance(leaf, torch.Tensor)]
@@ -61,6 +60,8 @@ class GradientSubject(Subject):
         try:
             found = self.run(self.function, *self.draw(workload, 0))
         except TargetError as error:
+            if is_fatal(error):
+                raise
             return f"the reference has no backward: {error.what.splitlines()[-1]}"
         return "" if found else "no input and no parameter has a gradient"
 
@@ -169,6 +170,13 @@ class GradientSubject(Subject):
     @staticmethod
     def _without_own(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {name: value for name, value in kwargs.items() if name not in _OWN_ARGUMENTS}
+
+
+def _argument_names(called: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(called).parameters)
+    except (TypeError, ValueError):
+        return frozenset()  # a callable of C code, or one that hides its signature
 
 
 @contextlib.contextmanager

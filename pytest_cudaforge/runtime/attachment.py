@@ -21,9 +21,9 @@ from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import ForgeError, SituationError, Unsupported, UsageError
 from pytest_cudaforge.records import DeviceFacts
 from pytest_cudaforge.runtime import guards
-from pytest_cudaforge.runtime.calls import REFERENCE, STALE, BoundCall
+from pytest_cudaforge.runtime.calls import REFERENCE, STALE, BoundCall, LoadedPlan
 from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, survey
-from pytest_cudaforge.runtime.kernels import Kernel, LoadedKernel
+from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
 from pytest_cudaforge.runtime.signature import Leaf, Signature, describe_module, flatten_call, spec_of
 from pytest_cudaforge.runtime.training import BoundBackward, backward_arguments
@@ -178,7 +178,7 @@ class Attachment:
                 signature = _signature(site, _device_facts(call.device), kernel, backward_arguments(call.plan))
                 try:
                     loaded = kernel.load_backward(signature, _device_name(call.device))
-                    found = BoundBackward(loaded, paths, call.circumstances, call.device)
+                    found = _state_reason(loaded) or BoundBackward(loaded, paths, call.circumstances, call.device)
                 except ForgeError as error:
                     self._dispatch.warn_once(kernel, error)
                     found = error.what
@@ -241,7 +241,7 @@ class Attachment:
                 )
                 if not reason:
                     loaded = kernel.load(_signature(site, facts, kernel), _device_name(device))
-                    reason = _state_reason(loaded)
+                    reason = _state_reason(loaded.main, loaded.prepare)
                 if not reason:
                     align_bytes = max(kernel.entry.guard.align_bytes, 1)
                     call = BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes)
@@ -310,9 +310,9 @@ def _place_reason(kernel: Kernel, facts: DeviceFacts) -> str:
     return ""
 
 
-def _state_reason(loaded: LoadedKernel) -> str:
+def _state_reason(*loaded: LoadedPlan | None) -> str:
     """Weights are verified as the module's constructor lays them out, and no probe moves them."""
-    for part in (loaded.main, loaded.prepare):
+    for part in loaded:
         for buffer in part.plan.buffers if part else ():
             if buffer.role == "state" and not buffer.spec.contiguous:
                 return f"{buffer.source} is not contiguous"

@@ -114,8 +114,8 @@ class BoundBackward:
         tensors = dict(zip(self._read_sources.values(), kept[:count], strict=True))
         outputs = dict(zip(self._read_outputs.values(), kept[count:], strict=True))
         given = {index: grads[OUTPUT + rest] for rest, index in self._read_grads.items()}
-        tensors.update((index, _aligned(tensor)) for index, tensor in (outputs | given).items())
-        return self._run(tensors)
+        buffers = self._plan.buffers
+        return self._run({i: _as_verified(t, buffers[i].spec) for i, t in (tensors | outputs | given).items()})
 
     def _replay(self, tensors: dict[int, torch.Tensor]) -> list[torch.Tensor | None]:
         plan, bases = self._plan, dict(tensors)
@@ -154,10 +154,11 @@ def _below(path: str, root: str) -> bool:
     return path == root or path.startswith(root + ".")
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """As the backward was verified: contiguous, at an aligned address."""
-    whole = tensor.contiguous()
-    return whole.clone() if whole.data_ptr() % _ALIGN_BYTES else whole
+def _as_verified(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """With the strides that the plan knows, at an aligned address: what hooks saved may have come back otherwise."""
+    if tensor.stride() == spec.strides and not tensor.data_ptr() % _ALIGN_BYTES:
+        return tensor
+    return torch.empty_strided(spec.shape, spec.strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 class _Replayed(torch.autograd.Function):

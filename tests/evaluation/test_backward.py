@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from gradient_targets import candidate, find, write_repo
 
+from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.records import Candidate, Evaluation, Status, from_json, to_json
+from pytest_cudaforge.evaluation.gradients import GradientSubject
+from pytest_cudaforge.records import Candidate, DeviceFacts, Evaluation, Status, from_json, to_json
+from pytest_cudaforge.runtime.gradients import FUNCTION, backward_workload
+from pytest_cudaforge.runtime.signature import Signature, describe_module
+from pytest_cudaforge.runtime.trace import trace
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +49,33 @@ def test_honest_gradients_are_verified(evaluator: Evaluator, repo: Path, name: s
     assert backward >= {"drawn", "after many calls", "over old outputs", "repeated", "sealed inputs"}
     again = from_json(Evaluation, to_json(evaluation))
     assert to_json(again) == to_json(evaluation) and again.verification.backward
+
+
+def test_every_workload_has_a_backward(evaluator: Evaluator, repo: Path) -> None:
+    evaluation = _evaluate(evaluator, repo, candidate("softmax"), "softmax")
+    assert evaluation.verification is not None
+    names = {case.workload for case in evaluation.verification.cases}
+    assert names == {"default", "wide", "default::backward", "wide::backward"}
+
+
+def test_what_forward_returned_follows_values_and_weights(repo: Path) -> None:
+    subject, name = GradientSubject(find(repo, "Gate"), "cpu"), backward_workload("default")
+    args, kwargs = subject.draw(name, 0)
+    assert subject.module is not None
+    facts = DeviceFacts("cpu", "a CPU", "cpu", memory_bytes=1 << 30)
+    signature = Signature.of(args, kwargs, describe_module(subject.module), facts, "cpp")
+    layout = call_layout(trace(candidate().file("plan.py"), signature, function=FUNCTION), frames=1).data
+    one, other = Bench(subject, name, "", layout), Bench(subject, name, "", layout)
+    one.fill(0, Case(1, "drawn", 11), 0)
+    weights = {path: tensor.clone() for path, tensor in subject.state().items()}
+    other.fill(0, Case(2, "drawn", 22), 0)
+    for change in (lambda: one.exchange(0, 5), lambda: one.renew([6]), lambda: one.touch(0, 7)):
+        change()
+        inputs = one.frames[0].inputs
+        expected = inputs["0"].sigmoid() * weights["weight"] + weights["bias"]
+        torch.testing.assert_close(inputs["kw.out"], expected)
+    one.close()
+    other.close()
 
 
 def test_candidate_without_plan_backward_is_forward_only(evaluator: Evaluator, repo: Path) -> None:

@@ -154,6 +154,21 @@ def test_gradients_of_any_layout_come_in(tmp_path: Path) -> None:
         _same(_grads(model, X, grad), _grads(twin, X, grad))
 
 
+def test_what_hooks_kept_may_come_back_anywhere(tmp_path: Path) -> None:
+    model, twin, _ = _gates(_repo(tmp_path))
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        """A byte-for-byte copy off its alignment, and with other strides where it has two dimensions."""
+        if tensor.dim() == 2:
+            return tensor.t().contiguous().t()
+        return torch.cat([torch.zeros(1), tensor])[1:]
+
+    grad = torch.randn(33, 64)
+    with torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor):
+        found = _grads(model, X, grad)
+    _same(found, _grads(twin, X, grad))
+
+
 def test_checkpointing_replays_forward(tmp_path: Path) -> None:
     model, twin, _ = _gates(_repo(tmp_path))
     for each in (model, twin):
@@ -204,6 +219,12 @@ def test_a_parameter_without_a_gradient_goes_to_the_reference(tmp_path: Path) ->
     assert reasons(report) == ["bias requires grad, and plan_backward has no gradient of it"]
     model.bias.requires_grad_(False)
     assert _replayed(model(X))
+
+
+def test_weights_that_are_laid_out_otherwise_go_to_the_reference(tmp_path: Path) -> None:
+    model, _, report = _gates(_repo(tmp_path))
+    model.weight = nn.Parameter(torch.randn(64, 2)[:, 0])
+    assert not _replayed(model(X)) and reasons(report) == ["weight is not contiguous"]
 
 
 def test_one_buffer_for_two_gradients(tmp_path: Path) -> None:
