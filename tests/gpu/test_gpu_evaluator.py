@@ -244,7 +244,8 @@ def test_a_kernel_that_remembers_answers_in_device_memory_is_refused(evaluator: 
     evaluation = evaluator.evaluate(candidate, _target(repo, "::RMSNorm"))
     _show(evaluation)
     assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
-    assert "it remembers answers" in evaluation.reason or "of a timed call is wrong" in evaluation.reason
+    reasons = ("it remembers answers", "of a timed call is wrong", "a few elements exchanged", "never written")
+    assert any(reason in evaluation.reason for reason in reasons), evaluation.reason
 
 
 def test_half_precision(evaluator: Evaluator, repo: Path) -> None:
