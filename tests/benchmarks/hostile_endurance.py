@@ -221,6 +221,7 @@ def _run(evaluator: Evaluator, repo: Path, attacks: list[Attack], count: int, ch
     for number, (name, candidate, target) in enumerate(order):
         if number == min(_WARM_UP, count // 2):
             before = _settled() | (_device_inventory(uuid) if on_gpu else {})
+            print("there now:", ", ".join(f"{name} {value:g}" for name, value in before.items()), flush=True)
         began = time.monotonic()
         evaluation = evaluator.evaluate(_numbered(candidate, number), targets[target], timing=False)
         seconds.append(time.monotonic() - began)
