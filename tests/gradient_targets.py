@@ -34,6 +34,11 @@ def parts(x, scale, shift):
     return {"moved": x * scale + shift, "count": (x > 0).sum(-1), "square": x * x}
 
 
+@forge_target(inputs=lambda: [torch.randn(2, 4, 48, 32) for _ in range(3)], grad=True)
+def attention(q, k, v):
+    return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
 @forge_target(inputs=lambda: [torch.randn(8, 64)], grad=True)
 def scale_(x):
     return x.mul_(2)

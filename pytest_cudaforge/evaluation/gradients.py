@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import TargetError
-from pytest_cudaforge.evaluation.precision import precision_flags
+from pytest_cudaforge.evaluation.bench import declared_dtype
+from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.redraw import Structure
 from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
 from pytest_cudaforge.records import Target
@@ -32,6 +33,8 @@ from pytest_cudaforge.runtime.signature import (
 __all__ = ["GradientSubject"]
 
 _OWN_ARGUMENTS = (OUTPUT, GRADIENT)
+#: A relative error (rms) of gradients that have lost their leading digit.
+LOST = 0.1
 
 
 class GradientSubject(Subject):
@@ -48,6 +51,7 @@ class GradientSubject(Subject):
         super().__init__(target, device, python_paths)
         # What the author says of outputs says nothing of gradients.
         self.options = replace(self.options, index_outputs=(), atol=None, rtol=None)
+        self._digits: dict[tuple[str, str], bool] = {}
 
     def why_none(self, workload: str) -> str:
         """Why the backward of a forward that writes nothing cannot be verified; "" where it can."""
@@ -90,9 +94,42 @@ class GradientSubject(Subject):
         return found
 
     def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
-        # At a tie (of a maximum, at a kink) there is more than one right gradient.
-        found = [family for family in super().families(workload) if family not in TYING]
-        return tuple(found[:most])
+        found: list[str] = []
+        for family in super().families(workload):
+            if most is not None and len(found) >= most:
+                break
+            # At a tie (of a maximum, at a kink) there is more than one right gradient.
+            if family not in TYING and self._keeps_digits(workload, family):
+                found.append(family)
+        return tuple(found)
+
+    def _keeps_digits(self, workload: str, family: str) -> bool:
+        """Are the reference's own gradients about right there? Where terms cancel to nothing (a softmax of one entry)
+        they are what rounding left, and so are any honest kernel's."""
+        key = (workload, family)
+        if key not in self._digits:
+            leaves, tree = flatten_call(*self.draw(workload, 1))
+            self.redraw(workload, leaves, family, 1)
+            with self.as_constructed():
+                found, exact = self._both(leaves, tree)
+            self._digits[key] = all(_about_right(found[path], value) for path, value in exact.items() if path in found)
+        return self._digits[key]
+
+    def _both(self, leaves: dict[str, Any], tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The reference's gradients and the oracle's; none of the oracle's where there is no fp64 form."""
+        with precision_flags(self.options.precision):
+            found = self.run(self.function, *unflatten_call(tree, leaves))
+        wide = {path: _widened(leaf) for path, leaf in leaves.items()}
+        mode = Fp64Mode(declared_dtype(leaves, self.state()))
+        try:
+            with mode, declared_limits(mode.declared):
+                return found, self.run(self.wide(), *unflatten_call(tree, wide))
+        except torch.OutOfMemoryError:
+            return found, {}
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return found, {}
 
     def input_name(self, path: str) -> str:
         own = path.split(".")[:2]
@@ -170,6 +207,15 @@ class GradientSubject(Subject):
     @staticmethod
     def _without_own(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {name: value for name, value in kwargs.items() if name not in _OWN_ARGUMENTS}
+
+
+def _about_right(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    error, scale = (float(t.double().square().mean()) if t.numel() else 0.0 for t in (found.double() - exact, exact))
+    return not error > LOST**2 * scale
+
+
+def _widened(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _argument_names(called: Callable[..., Any]) -> frozenset[str]:
