@@ -77,6 +77,24 @@ def test_an_extension_is_built_once_and_labelled_a_kernel(strict: Evaluator, rep
     assert again.build is not None and again.build.cached and again.build.seconds < first.build.seconds
 
 
+_RAW = '''
+raw_source = """
+void twice_at(int64_t from, int64_t to, int64_t count) {
+  const float* x = reinterpret_cast<const float*>(from);
+  float* y = reinterpret_cast<float*>(to);
+  for (int64_t i = 0; i < count; ++i) y[i] = 2 * x[i];
+}
+"""
+raw = load_inline(name="raw", cpp_sources=raw_source, functions=["twice_at"])
+'''
+
+
+def test_a_function_of_addresses_does_its_own_work(strict: Evaluator, repo: Path) -> None:
+    body = "y = torch.empty_like(x)\nraw.twice_at(x.data_ptr(), y.data_ptr(), x.numel())\nreturn y"
+    evaluation = _evaluate(strict, repo, model(body, before=_RAW), "::twice")
+    assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+
+
 _AFFINE_OWN_NAMES = """
 def __init__(self, sizes, dtype=None):
     super().__init__()
