@@ -22,6 +22,7 @@ __all__ = [
     "Round",
     "doubtful_above",
     "lag_of",
+    "none_was_quiet",
     "pass_share_ns",
     "play_rounds",
     "single_of",
@@ -43,6 +44,8 @@ SINGLE_SLACK_NS = 20_000.0
 #: ... by device events: the first visit after another process had the device finds its page tables cold. (Honest
 #: kernels of 10 and of 68 us took 0.98 to 1.00 times as long in a pass on an H200.)
 EVENT_SLACK_NS = 2_000.0
+#: Waking a stopped process and its threads takes up to 0.6 of a pass of 1 ms; with one foreign process it is 0.8.
+_BUSY_PASS = 0.7
 #: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
 #: by noise alone looks suspicious in all of them once in 2**8 times at most.
 MAX_ROUNDS = 8
@@ -50,10 +53,14 @@ MAX_ROUNDS = 8
 
 @dataclass(frozen=True)
 class Round:
-    """ns per call of one pass over values drawn anew, and of one over the same values written once more."""
+    """ns per call of one pass over values drawn anew, and of one over the same values written once more.
+
+    ``foreign``: the share of the busier pass that others took (see :mod:`.pressure`).
+    """
 
     new_ns: float
     seen_ns: float
+    foreign: float = 0.0
 
 
 def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
@@ -64,6 +71,12 @@ def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
     extra_ns = min((r.new_ns - r.seen_ns for r in rounds), default=0.0)
     lag = 1.0 + max(0.0, extra_ns) / max(call_ns, 1.0)
     return lag if lag > CHARGED_ABOVE else 1.0
+
+
+def none_was_quiet(rounds: Sequence[Round]) -> bool:
+    """Were others busy in every round? Then nothing follows from what the passes took: a pass is as short as a time
+    slice that somebody else gets, and threads that wait for each other crawl."""
+    return all(r.foreign > _BUSY_PASS for r in rounds)
 
 
 def single_of(rounds: Sequence[Round], call_ns: float, spare_ns: float) -> float:

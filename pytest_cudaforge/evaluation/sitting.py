@@ -27,6 +27,7 @@ from pytest_cudaforge.evaluation.novelty import (
     Round,
     doubtful_above,
     lag_of,
+    none_was_quiet,
     pass_share_ns,
     play_rounds,
     single_of,
@@ -200,7 +201,7 @@ class Sitting:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
         except (WorkerFailure, LaunchFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
-        self.crowded = crowded(blocks)
+        self.crowded |= crowded(blocks)
         return tuple(slowed(block, "candidate", self.lag) for block in steady_blocks(quiet_blocks(blocks)))
 
     @contextlib.contextmanager
@@ -380,17 +381,21 @@ class Sitting:
 
         def play() -> Round:
             self.oracle.renew(table.bench, _seeds(frames))
-            new_ns = candidate.once(frames)
+            new_ns, taken = self._watched_pass(candidate)
             until = time.monotonic() + _JUDGING_S
             while unjudged:
                 self._judge(table, unjudged.pop())
                 if time.monotonic() > until:
                     unjudged.clear()
             self.oracle.rewrite(table.bench)
-            return Round(new_ns, candidate.once(frames))
+            seen_ns, taken_again = self._watched_pass(candidate)
+            return Round(new_ns, seen_ns, max(taken, taken_again))
 
         rounds = play_rounds(play, call_ns)
         lag = lag_of(rounds, call_ns)
+        if lag > 1.0 and none_was_quiet(rounds):
+            self.crowded = True
+            return
         self.lag = max(self.lag, lag)
         if lag > REFUSED_ABOVE:
             raise Refusal(
@@ -423,6 +428,9 @@ class Sitting:
         while times() > doubtful and len(rounds) < MAX_ROUNDS:
             rounds = (*rounds, play())
             busier = max(busier, slowdown())
+        if times() > doubtful and none_was_quiet(rounds):
+            self.crowded = True
+            return
         if times() > limit:
             raise Refusal(
                 Status.REJECTED,
@@ -432,6 +440,12 @@ class Sitting:
             )
         if times() > doubtful:
             self.lag = max(self.lag, times())
+
+    def _watched_pass(self, candidate: Party) -> tuple[float, float]:
+        """ns per call of one pass over every buffer set, and the share of it that others took."""
+        load = self._load()
+        per_call_ns = candidate.once(self.rotation.frames)
+        return per_call_ns, load.share() if load is not None else 0.0
 
     def _judge(self, table: _Table, frame: int) -> None:
         """Raise Refusal where the frame's outputs are not those of the values that stand there now."""

@@ -14,6 +14,7 @@ from pytest_cudaforge.evaluation.novelty import (
     Round,
     doubtful_above,
     lag_of,
+    none_was_quiet,
     pass_share_ns,
     play_rounds,
     single_of,
@@ -74,3 +75,9 @@ def test_a_kernel_that_rests_on_three_of_five_visits_is_charged_for_it() -> None
     call_ns, share_ns = 400e3, pass_share_ns(0, 100)
     times = single_of([Round(1e6 + share_ns, 1e6 + share_ns)], call_ns, share_ns)
     assert doubtful_above(SINGLE_REFUSED_ABOVE, share_ns, call_ns) < times == 2.5 < SINGLE_REFUSED_ABOVE
+
+
+def test_among_busy_processes_nothing_follows() -> None:
+    assert none_was_quiet([Round(900, 100, 0.9), Round(900, 100, 0.8)])
+    assert not none_was_quiet([Round(900, 100, 0.9), Round(900, 100, 0.5)])
+    assert not none_was_quiet([Round(900, 100)])  # where nobody tells
