@@ -415,7 +415,7 @@ class _Forging:
         return choices[0] if choices else _Choice("failed", f"no candidate passed its re-evaluation; {why_stopped}")
 
     def _rivals(self, passed: Sequence[Round]) -> list[Round]:
-        """Who is measured again beside the best by ratio: whoever is near it, or had a shorter time of its own, and did
+        """Who is measured again beside the best by ratio: one that is near it, or had a shorter time of its own, and did
         not lose to it in a sitting of theirs.
 
         Ratios of different sittings stand on baselines that were measured again each time; on a busy machine those
@@ -429,7 +429,8 @@ class _Forging:
             and not _lost(entry, best)
             and (_speed(entry) >= _NEAR * _speed(best) or _kernel_ns(entry) < _kernel_ns(best))
         ]
-        return sorted(found, key=_kernel_ns)
+        # The strongest: every fresh verdict costs what a round does, and one contest shows whether the best was luck.
+        return sorted(found, key=_kernel_ns)[:1]
 
     def _still_open(self, choices: Sequence[_Choice], entry: Round) -> bool:
         """Whether a lesser round may still win where a better one did not keep its promise."""
