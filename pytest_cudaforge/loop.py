@@ -415,7 +415,7 @@ class _Forging:
         return choices[0] if choices else _Choice("failed", f"no candidate passed its re-evaluation; {why_stopped}")
 
     def _rivals(self, passed: Sequence[Round]) -> list[Round]:
-        """Who is measured again beside the best by ratio: one that is near it, or had a shorter time of its own, and did
+        """Who is measured again beside the best by ratio: one near it, or with a shorter time of its own, that did
         not lose to it in a sitting of theirs.
 
         Ratios of different sittings stand on baselines that were measured again each time; on a busy machine those
