@@ -378,13 +378,74 @@ class Timing:
     vs_incumbent: Ratio | None = None
 
 
+Rung = Literal["ncu", "cupti", "counters", "static"]
+Depth = Literal["quick", "full"]
+
+
+@dataclass(frozen=True)
+class ProfiledKernel:
+    """What a profiler saw of one kernel in one call: all its launches of the same shape together.
+
+    ``own``: one of the candidate's, by the name that its source has (``function``); library kernels keep the name of
+    their symbol. ``duration_ns`` is the sum over ``launches``, with warm caches and under the profiler: a share of the
+    call, never a verdict's time. ``metrics``: (Nsight Compute's own name, value, its unit) of the longest launch.
+    """
+
+    function: str
+    own: bool
+    launches: int
+    duration_ns: float | None
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    metrics: tuple[tuple[str, float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class RuleFinding:
+    """A rule of the profiler that fired. ``speedup_percent``: its own estimate of what mending it may bring of the
+    kernel's time, None where it gives none."""
+
+    kernel: str
+    rule: str
+    text: str
+    speedup_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class HotLine:
+    """A line of the candidate's source. ``share``: of its kernel's samples (0 to 1). ``figures``: (name, value, unit),
+    such as the stall reasons' samples or excess sectors."""
+
+    kernel: str
+    file: str
+    line: int
+    source: str
+    share: float | None
+    figures: tuple[tuple[str, float, str], ...] = ()
+
+
 @dataclass(frozen=True)
 class Profile:
-    """Filled by the issue "Hardware feedback"; its place in the evidence."""
+    """What one candidate does on the device, as far as it could be seen; never part of the verdict.
 
-    rung: str
-    metrics: tuple[tuple[str, float, str], ...] = ()
-    text: str = ""
+    ``rung`` is the ladder's: ncu (hardware counters of a GPU), cupti (kernel times), counters (perf, on a CPU), static
+    (what the binary and the roofline tell). ``notes`` say why a higher one was not reached. ``facts`` are figures of
+    the whole call, (name, value, unit): bytes, FLOPs, bandwidth reached, scaling over threads. ``remarks`` are lines
+    of text from a compiler or a tool. ``report``: the profiler's own file, a path on this machine, "" without one.
+    """
+
+    rung: Rung
+    depth: Depth
+    candidate: str
+    workload: str
+    kernels: tuple[ProfiledKernel, ...] = ()
+    rules: tuple[RuleFinding, ...] = ()
+    lines: tuple[HotLine, ...] = ()
+    facts: tuple[tuple[str, float, str], ...] = ()
+    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    report: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

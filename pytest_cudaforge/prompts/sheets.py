@@ -366,8 +366,13 @@ def render_profile(profile: Profile | None) -> str:
     """The profile's metrics by the profiler's own names; "" until there is one."""
     if profile is None:
         return ""
-    lines = [f"- {name}: {value:.6g} {unit}".rstrip() for name, value, unit in profile.metrics]
-    text = fence(shorten(profile.text), "text") if profile.text else ""
+    lines = [
+        f"- {kernel.function}: {name} {value:.6g} {unit}".rstrip()
+        for kernel in profile.kernels
+        for name, value, unit in kernel.metrics
+    ]
+    lines += [f"- {name}: {value:.6g} {unit}".rstrip() for name, value, unit in profile.facts]
+    text = fence(shorten("\n".join(profile.remarks)), "text") if profile.remarks else ""
     return "\n".join([f"Profile ({profile.rung}):", *lines, text]).rstrip()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_cudaforge import judge
 from pytest_cudaforge.errors import ReplyError
-from pytest_cudaforge.records import Feedback, Profile
+from pytest_cudaforge.records import Feedback, Profile, ProfiledKernel
 
 CORRECTION = {"issue": "a race", "why": "no barrier", "fix": "add one"}
 OPTIMIZATION = {"bottleneck": "two passes", "method": "fuse", "plan": "one loop", "cites": ["launches 2"]}
@@ -57,9 +57,10 @@ def test_an_optimization_shows_figures_resources_and_every_attempt():
 
 def test_the_profile_has_its_place():
     turn = made.passed(1, 200_000)
-    profiled = dataclasses.replace(turn.evaluation, profile=Profile("ncu", (("sm__throughput.avg", 41.5, "%"),)))
+    kernel = ProfiledKernel("norm", True, 1, 1e4, metrics=(("sm__throughput.avg", 41.5, "%"),))
+    profiled = dataclasses.replace(turn.evaluation, profile=Profile("ncu", "quick", "digest", "w", (kernel,)))
     user = judge.render(told("optimization", dataclasses.replace(turn, evaluation=profiled)))[1].content
-    assert "sm__throughput.avg: 41.5 %" in user
+    assert "norm: sm__throughput.avg 41.5 %" in user
 
 
 @pytest.mark.parametrize("kind", ["correction", "optimization"])

@@ -4,7 +4,7 @@ import prompt_records as made
 import pytest
 
 from pytest_cudaforge.prompts import sheets
-from pytest_cudaforge.records import Profile, Status
+from pytest_cudaforge.records import Profile, ProfiledKernel, Status
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,9 @@ def test_timing_resources_and_profile():
     assert "- `peak_norm<float>`: registers 40, spills 16 B" in sheets.render_resources(turn.evaluation.build)
     assert sheets.render_resources(None) == ""
     assert sheets.render_profile(None) == ""
-    profile = Profile("ncu", (("dram__bytes.sum", 1.5e9, "byte"),), "```\nrules")
-    assert "- dram__bytes.sum: 1.5e+09 byte" in sheets.render_profile(profile)
+    kernel = ProfiledKernel("norm", True, 1, 1e4, metrics=(("dram__bytes.sum", 1.5e9, "byte"),))
+    profile = Profile("ncu", "quick", "digest", "w", (kernel,), remarks=("```\nrules",))
+    assert "- norm: dram__bytes.sum 1.5e+09 byte" in sheets.render_profile(profile)
     assert "````text" in sheets.render_profile(profile)
 
 
