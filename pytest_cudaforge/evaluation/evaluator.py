@@ -19,7 +19,7 @@ from typing import Literal
 
 from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
-from pytest_cudaforge.evaluation import backward
+from pytest_cudaforge.evaluation import backward, profiling
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
@@ -29,6 +29,7 @@ from pytest_cudaforge.evaluation.module_work import Workbench, least_own
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
+from pytest_cudaforge.evaluation.profiling import ProfiledCall
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
 from pytest_cudaforge.evaluation.sanitizing import Sanitizing, joined
@@ -56,10 +57,12 @@ from pytest_cudaforge.records import (
     Baseline,
     Build,
     Candidate,
+    Depth,
     DeviceFacts,
     Evaluation,
     Isolation,
     LintFinding,
+    Profile,
     Sample,
     SanitizerReport,
     Status,
@@ -346,6 +349,23 @@ class Evaluator:
             environment=self._environment(facts),
         )
 
+    def profile(self, candidate: Candidate, target: Target, *, depth: Depth = "quick") -> Profile:
+        """What a candidate that passed before does on the device, on the workload that takes longest.
+
+        It never raises for a profiler that is missing, refused or stuck: a lower rung of the ladder answers, and the
+        profile's notes say why. Raises what :meth:`evaluate` raises.
+        """
+        began = time.perf_counter()
+        attempt = _Attempt(self, candidate, target, self.facts(target), fresh=False)
+        attempt._require_language()
+        try:
+            with self.lease.work():
+                kitchen = attempt.build_for_timing()
+            profile = attempt.profile(kitchen, depth)
+        except Refusal as refusal:
+            profile = profiling.unbuilt(candidate, depth, refusal.reason)
+        return replace(profile, seconds=round(time.perf_counter() - began, 3))
+
     def _after_failure(self, refusal: Refusal) -> None:
         """A candidate that crashed or hung may have hurt the device: ask it for a known answer."""
         if self.kind != "cuda" or refusal.status not in (Status.RUNTIME_ERROR, Status.TIMEOUT):
@@ -554,12 +574,22 @@ class _Attempt:
                 verification=self.verification,
             )
 
-    def build_for_timing(self) -> None:
+    def build_for_timing(self) -> Kitchen | Workshop:
         """Build what passed before. Raises Refusal."""
         kitchen = self._module() if self.candidate.language == "module" else self._kitchen()
         self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
         if isinstance(kitchen, Workshop):
             self._workbench(kitchen, self._products[0]).open()
+        return kitchen
+
+    def profile(self, kitchen: Kitchen | Workshop, depth: Depth) -> Profile:
+        """Look at a call of the longest workload, alone on the device. Raises Refusal."""
+        host = self.evaluator
+        product = profiling.longest(self._products, self.facts, host.device)
+        lined = kitchen.compiled_with_lines if isinstance(kitchen, Kitchen) else lambda _: None
+        call = ProfiledCall(self.candidate, self.target, self.facts, product, host.device, lined)
+        with host.lease.timing():
+            return profiling.static_profile(call, depth)
 
     def beside(self, workload: str) -> Incumbent | None:
         """This attempt's product for ``workload``, as another's incumbent; None for calls that move gigabytes, of

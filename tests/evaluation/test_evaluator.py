@@ -478,3 +478,17 @@ def test_an_incumbent_that_cannot_be_built_again_is_left_out_and_said_so(evaluat
     assert evaluation.timing is not None, evaluation.reason
     assert evaluation.timing.vs_incumbent is None
     assert "the incumbent could not be built again" in evaluation.timing.note
+
+
+def test_a_profile_of_what_passed(evaluator: Evaluator, repo: Path) -> None:
+    profile = evaluator.profile(norm(), find(repo, "::RMSNorm"))
+    assert profile.candidate == norm().digest
+    assert [(kernel.function, kernel.own, kernel.launches) for kernel in profile.kernels] == [("norm", True, 1)]
+    facts = {name: value for name, value, _ in profile.facts}
+    assert facts["minimal_bytes"] <= facts["plan_bytes"] and facts["scratch_bytes"] == 0
+    assert facts["speed_of_light"] > 0
+
+
+def test_what_cannot_be_built_has_a_profile_that_says_so(evaluator: Evaluator, repo: Path) -> None:
+    profile = evaluator.profile(norm(after="nonsense"), find(repo, "::RMSNorm"))
+    assert profile.kernels == () and "nonsense" in " ".join(profile.notes)
