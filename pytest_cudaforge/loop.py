@@ -161,7 +161,7 @@ class _Forging:
             lambda kind, number, text: self._tell(kind, number, text=text),
         )
         self.facts: TargetFacts
-        self.baselines: tuple[Baseline, ...]
+        self.baselines: tuple[Baseline, ...] = ()
 
     # -- the order of the stages -----------------------------------------------------------------------------------
 
@@ -473,6 +473,8 @@ class _Forging:
             usage=total_usage([*(entry.usage for entry in self.rounds), *self.exchange.open_usages]),
             seconds=time.monotonic() - self.started_s,
             notes=tuple(self.notes),
+            baselines=self.baselines,
+            hardware=self.context.evaluator.device if self.baselines else None,
         )
         if stored:
             self.context.store.write_trace(trace)

@@ -544,7 +544,11 @@ Outcome = Literal["forged", "kept_reference", "failed", "skipped", "pending", "c
 
 @dataclass(frozen=True)
 class Trace:
-    """All rounds of one target. ``winner`` is the round whose candidate won; ``final`` its fresh re-evaluation."""
+    """All rounds of one target. ``winner`` is the round whose candidate won; ``final`` its fresh re-evaluation.
+
+    ``baselines`` and ``hardware``: what the reference was measured to take before the rounds, and on which device with
+    which ceilings; empty where the run ended before.
+    """
 
     target: str
     language: str
@@ -557,6 +561,8 @@ class Trace:
     seconds: float = 0.0
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    baselines: tuple[Baseline, ...] = ()
+    hardware: DeviceFacts | None = None
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------
