@@ -1,0 +1,269 @@
+"""What bounds a kernel, told from a profile's metrics. Pure.
+
+Each bound is shown by two or three figures that stand in the profile as they are (ratios are reckoned when the profile
+is made, see :mod:`hardware.derived`), so that whatever is cited can be looked up. Tests go from faults that hide
+everything else (a grid of a few blocks, spilled registers) to what is left when there is none (a full memory bus).
+Thresholds are those of Nsight Compute's own rules where it has one: 60 % of a unit's peak is "high", below it the
+kernel waits rather than works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel
+
+__all__ = ["BOUNDS", "Bound", "Diagnosis", "diagnose"]
+
+Bound = Literal[
+    "launch overhead",
+    "tiny grid",
+    "register spills",
+    "shared memory bank conflicts",
+    "uncoalesced access",
+    "redundant global traffic",
+    "compute",
+    "memory bandwidth",
+    "cache bandwidth",
+    "occupancy",
+    "memory latency",
+    "synchronization",
+    "instruction latency",
+    "unknown",
+]
+
+#: What each bound means, in words without a figure.
+BOUNDS: Mapping[Bound, str] = {
+    "launch overhead": "the kernel is so short that launching it costs as much as running it",
+    "tiny grid": "the grid has too few blocks: most SMs stay idle",
+    "register spills": "registers spill to local memory, and that traffic competes with the kernel's own",
+    "shared memory bank conflicts": "threads of a warp hit the same banks of shared memory and are served in turn",
+    "uncoalesced access": "a warp's accesses to global memory are spread over many sectors, of which little is used",
+    "redundant global traffic": "the call moves far more bytes through device memory than its inputs and outputs have",
+    "compute": "the arithmetic units are busy",
+    "memory bandwidth": "device memory is busy moving bytes that have to be moved",
+    "cache bandwidth": "the caches are busy, device memory is not",
+    "occupancy": "too few warps fit on an SM to hide latency",
+    "memory latency": "warps wait for loads from global memory, and no unit is busy",
+    "synchronization": "warps wait for each other at barriers",
+    "instruction latency": "warps wait for results of their own instructions, and no unit is busy",
+    "unknown": "the metrics at hand show no bound",
+}
+
+Figure = tuple[str, float, str]
+
+_HIGH = 60.0
+#: A bound that the time must allow: below this a launch itself is what counts.
+_SHORT_NS = 3000.0
+#: Bytes moved by bytes needed from which on they are too many.
+_REDUNDANT = 1.5
+_LOW_OCCUPANCY = 40.0
+_STALL = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One kernel's bound. ``figures`` stand in the profile (the kernel's metrics, or facts of the call) as they are.
+
+    ``share``: of the call's time, where that is known. ``lines``: the source lines that show it, hottest first.
+    """
+
+    kernel: str
+    bound: Bound
+    figures: tuple[Figure, ...]
+    share: float | None = None
+    lines: tuple[HotLine, ...] = ()
+
+    @property
+    def explanation(self) -> str:
+        return BOUNDS[self.bound]
+
+
+def diagnose(profile: Profile) -> tuple[Diagnosis, ...]:
+    """A diagnosis of each of the candidate's own kernels, those first in which most of the time goes."""
+    total_ns = sum(kernel.duration_ns or 0.0 for kernel in profile.kernels)
+    own = sorted((k for k in profile.kernels if k.own), key=lambda k: -(k.duration_ns or 0.0))
+    found = []
+    for kernel in own:
+        seen = _Seen(kernel, profile)
+        bound, names = _bound(seen)
+        share = kernel.duration_ns / total_ns if kernel.duration_ns is not None and total_ns else None
+        lines = tuple(line for line in profile.lines if line.kernel == kernel.function)
+        found.append(Diagnosis(kernel.function, bound, seen.figures(names), share, _ordered(lines, bound)))
+    return tuple(found)
+
+
+class _Seen:
+    """Figures of one kernel by name; where it has none of that name, those of the call."""
+
+    def __init__(self, kernel: ProfiledKernel, profile: Profile) -> None:
+        self.kernel, self.profile = kernel, profile
+        self._figures: dict[str, Figure] = {figure[0]: figure for figure in (*profile.facts, *kernel.metrics)}
+
+    def get(self, name: str, default: float = 0.0) -> float:
+        found = self._figures.get(name)
+        return found[1] if found is not None else default
+
+    def has(self, name: str) -> bool:
+        return name in self._figures
+
+    def figures(self, names: Sequence[str]) -> tuple[Figure, ...]:
+        return tuple(self._figures[name] for name in names if name in self._figures)
+
+    def stall(self, *reasons: str) -> float:
+        return sum(self.get(_STALL.format(reason)) for reason in reasons)
+
+    def longest_stall(self) -> str:
+        """The reason for which warps wait longest; "" where none is known."""
+        prefix, suffix = _STALL.split("{}")
+        waits = {
+            name[len(prefix) : -len(suffix)]: figure[1]
+            for name, figure in self._figures.items()
+            if name.startswith(prefix) and name.endswith(suffix)
+        }
+        for working in ("selected", "not_selected"):
+            waits.pop(working, None)
+        return max(waits, key=lambda reason: waits[reason], default="")
+
+
+DRAM = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+SM = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+L1 = "l1tex__throughput.avg.pct_of_peak_sustained_active"
+L2 = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
+OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
+THEORETICAL = "sm__maximum_warps_per_active_cycle_pct"
+WAVES = "launch__waves_per_multiprocessor"
+GRID = "launch__grid_size"
+SM_COUNT = "device__attribute_multiprocessor_count"
+DURATION = "gpu__time_duration.sum"
+SPILLED = "static__spill_bytes_per_thread"
+LOCAL_SHARE = "derived__local_sectors_share"
+CONFLICTS = "derived__shared_bank_conflicts_share"
+LOAD_USE = "derived__global_load_sector_use"
+STORE_USE = "derived__global_store_sector_use"
+REDUNDANCY = "derived__dram_bytes_by_minimal"
+ISSUE = "smsp__issue_active.avg.per_cycle_active"
+
+
+def _bound(seen: _Seen) -> tuple[Bound, tuple[str, ...]]:
+    """The first bound whose test holds, and the names of the figures that show it."""
+    for test in _TESTS:
+        found = test(seen)
+        if found is not None:
+            return found
+    return "unknown", (DURATION, DRAM, SM)
+
+
+def _tiny_grid(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    blocks = seen.get(GRID)
+    few = bool(blocks) and blocks < seen.get(SM_COUNT) / 2
+    if few and seen.get(DURATION, _SHORT_NS) >= _SHORT_NS:
+        return "tiny grid", (GRID, SM_COUNT, WAVES)
+    return None
+
+
+def _launch(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    if seen.has(DURATION) and seen.get(DURATION) < _SHORT_NS:
+        return "launch overhead", (DURATION, "launches", GRID)
+    return None
+
+
+def _spills(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    # A few spilled bytes outside of loops cost nothing: it is their traffic that counts, where it was measured.
+    if seen.get(SPILLED) and seen.get(LOCAL_SHARE, 100.0) >= 10.0:
+        return "register spills", (SPILLED, LOCAL_SHARE, "launch__registers_per_thread")
+    return None
+
+
+def _conflicts(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    waiting = seen.stall("short_scoreboard", "mio_throttle")
+    if seen.get(CONFLICTS) >= 30.0 and (waiting >= 20.0 or seen.get(L1) >= _HIGH):
+        stall = max(("short_scoreboard", "mio_throttle"), key=lambda reason: seen.stall(reason))
+        return "shared memory bank conflicts", (CONFLICTS, _STALL.format(stall), L1)
+    return None
+
+
+def _uncoalesced(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    worst = min((LOAD_USE, STORE_USE), key=lambda name: seen.get(name, 100.0))
+    busy = max(seen.get(DRAM), seen.get(L1), seen.get(L2)) >= _HIGH
+    waiting = seen.stall("long_scoreboard", "lg_throttle", "drain") >= 30.0
+    if seen.get(worst, 100.0) <= 50.0 and (busy or waiting):
+        return "uncoalesced access", (worst, L2 if seen.get(L2) > seen.get(L1) else L1, DRAM)
+    return None
+
+
+def _full(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    """A unit near its peak: arithmetic, device memory or a cache, whichever is nearest."""
+    memory, arithmetic, cache = seen.get(DRAM), seen.get(SM), max(seen.get(L1), seen.get(L2))
+    if max(memory, arithmetic, cache) < _HIGH:
+        return None
+    if arithmetic >= max(memory, cache):
+        return "compute", (SM, DRAM, ISSUE)
+    if memory >= _HIGH:
+        if seen.get(REDUNDANCY) >= _REDUNDANT:
+            return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
+        return "memory bandwidth", (DRAM, SM, REDUNDANCY)
+    return "cache bandwidth", (L1 if seen.get(L1) >= seen.get(L2) else L2, DRAM, SM)
+
+
+def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    if seen.get(REDUNDANCY) >= _REDUNDANT and seen.get(DRAM) >= seen.get(SM):
+        return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
+    return None
+
+
+def _occupancy(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    if seen.has(OCCUPANCY) and seen.get(OCCUPANCY) < _LOW_OCCUPANCY and seen.get(THEORETICAL, 100.0) <= 50.0:
+        return "occupancy", (OCCUPANCY, THEORETICAL, "launch__registers_per_thread")
+    return None
+
+
+def _latency(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    longest = seen.longest_stall()
+    if not longest:
+        return None
+    name = _STALL.format(longest)
+    if longest in ("long_scoreboard", "lg_throttle", "drain", "tex_throttle", "membar"):
+        return "memory latency", (name, DRAM, OCCUPANCY)
+    if longest in ("barrier", "warpgroup_arrive"):
+        return "synchronization", (name, OCCUPANCY, ISSUE)
+    return "instruction latency", (name, ISSUE, SM)
+
+
+_TESTS: tuple[Callable[[_Seen], tuple[Bound, tuple[str, ...]] | None], ...] = (
+    _tiny_grid,
+    _launch,
+    _spills,
+    _conflicts,
+    _uncoalesced,
+    _full,
+    _redundant,
+    _occupancy,
+    _latency,
+)
+
+#: Figures of a line that show a bound; lines are ordered by the first of them that any line has.
+_LINE_FIGURES: Mapping[Bound, tuple[str, ...]] = {
+    "register spills": ("local_bytes", "stall_lg_throttle"),
+    "shared memory bank conflicts": ("excess_shared_wavefronts",),
+    "uncoalesced access": ("excess_global_sectors",),
+    "redundant global traffic": ("global_sectors", "stall_long_scoreboard"),
+    "memory bandwidth": ("global_sectors", "stall_long_scoreboard"),
+    "memory latency": ("stall_long_scoreboard",),
+    "synchronization": ("stall_barrier",),
+}
+
+
+def _ordered(lines: tuple[HotLine, ...], bound: Bound) -> tuple[HotLine, ...]:
+    for name in _LINE_FIGURES.get(bound, ()):
+        marked = [line for line in lines if _of(line, name) > 0]
+        if marked:
+            rest = [line for line in lines if line not in marked]
+            return (*sorted(marked, key=lambda line: -_of(line, name)), *rest)
+    return lines
+
+
+def _of(line: HotLine, name: str) -> float:
+    return next((value for figure, value, _ in line.figures if figure == name), 0.0)
