@@ -310,7 +310,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One workload's baselines, timed alone before a candidate exists. ``compile`` None: ``compile_note`` says why."""
+    """One workload's baselines, timed alone before a candidate exists. ``compile`` None: ``compile_note`` says why.
+
+    ``generated``: the kernels that torch.compile wrote for it and the calls that run them, as text cut to a prompt's
+    measure; "" where there are none, or none were caught."""
 
     workload: str
     eager: Sample
@@ -319,6 +322,7 @@ class Baseline:
     roofline_ns: float | None
     min_bytes: int
     flops: int
+    generated: str = ""
 
 
 @dataclass(frozen=True)
@@ -498,21 +502,30 @@ class Usage:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the Judge tells the Coder. correction: issue, why, fix. optimization: bottleneck, method, plan."""
+    """What the Judge tells the Coder. correction: issue, why, fix. optimization: bottleneck, method, plan.
+
+    ``place``: where in the code, ``expected``: how many times as fast it is to become, both of an optimization.
+    ``doubts``: what of it could not be verified against the evidence, also after it was returned once.
+    """
 
     kind: Literal["correction", "optimization"]
     issue: str
     why: str
     action: str
     cites: tuple[str, ...] = ()
+    place: str = ""
+    expected: float | None = None
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a Strategy wants next. ``parent`` is a round number or None for a first candidate."""
+    """What a Strategy wants next. ``parent`` is a round number or None for a first candidate. ``depth``: of the profile
+    that the Judge gets; "full" asks it to plan anew, since the last optimizations brought nothing."""
 
     kind: Literal["first", "correction", "optimization"]
     parent: int | None
+    depth: Depth = "quick"
 
 
 @dataclass(frozen=True)
