@@ -184,7 +184,7 @@ def _gradients(told: CoderEvidence) -> str:
 def _turn(told: CoderEvidence) -> str:
     parent = told.parent
     if parent is None or parent.candidate is None:
-        return fill("coder_first")
+        return fill("coder_first", generated=sheets.render_generated(told.baselines))
     files = sheets.render_files(parent.candidate)
     if told.kind == "optimization":
         timing = parent.evaluation.timing if parent.evaluation else None
@@ -194,6 +194,7 @@ def _turn(told: CoderEvidence) -> str:
             timing=sheets.render_timing(timing) if timing else "",
             feedback=_feedback(told.feedback),
             best=_best(told),
+            generated=sheets.render_generated(told.baselines),
         )
     verdict = sheets.render_verdict(parent.evaluation) if parent.evaluation else parent.failure
     return fill("coder_correction", files=files, verdict=verdict, feedback=_feedback(told.feedback))

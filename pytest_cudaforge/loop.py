@@ -273,6 +273,7 @@ class _Forging:
         if faults := await self._in_thread(lambda: evaluator.lint(self.target)):
             return "the linter refuses this target: " + "; ".join(faults)
         self.baselines = await self._in_thread(lambda: evaluator.baselines(self.target))
+        self.context.store.write_generated(self.baselines)
         return self._no_headroom()
 
     def _no_headroom(self) -> str:

@@ -4,6 +4,7 @@
 
     .cudaforge/runs/<slug>/<language>/
         target.json                     id, source digest, configuration digest, device
+        torch-compile.txt               the kernels torch.compile wrote for the target, where they were caught
         round-03/
             proposal.json               what the strategy asked for
             judge-prompt.md judge-reply.md feedback.json
@@ -34,6 +35,7 @@ from filelock import FileLock, Timeout
 from pytest_cudaforge import durable
 from pytest_cudaforge.errors import StoreError
 from pytest_cudaforge.records import (
+    Baseline,
     Candidate,
     Evaluation,
     Feedback,
@@ -228,6 +230,13 @@ class TargetStore:
     def round(self, number: int) -> RoundFolder:
         """The folder of round ``number`` (from 1); it need not exist yet."""
         return RoundFolder(self.directory / f"round-{number:02d}", number)
+
+    def write_generated(self, baselines: Sequence[Baseline]) -> None:
+        """torch.compile's own kernels by workload, where they were caught."""
+        parts = [f"# workload {line.workload}\n\n{line.generated}\n" for line in baselines if line.generated]
+        if parts:
+            with _situation(self.directory):
+                durable.write_file(self.directory / "torch-compile.txt", _storable("\n".join(parts)))
 
     def write_trace(self, trace: Trace) -> None:
         """The outcome, rewritten whenever the run ends. Candidates stay in their round's folder."""

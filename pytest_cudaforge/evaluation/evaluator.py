@@ -268,6 +268,7 @@ class Evaluator:
             roofline_ns=roofline.reference_ns(workload, precision, self.device),
             min_bytes=min_bytes,
             flops=workload.flops,
+            generated=rotation.generated,
         )
 
     def _rotation(self, target: Target, known: _Known, workload: WorkloadFacts, clock: Clock) -> Rotation:

@@ -187,7 +187,8 @@ class _Oracle:
         note = rotation.compile() if compiled else ""
         number = self._number()
         self.rotations[number] = rotation
-        return {"rotation": number, "compile_note": note, "parties": rotation.parties}
+        parties, generated = rotation.parties, rotation.generated
+        return {"rotation": number, "compile_note": note, "parties": parties, "generated": generated}
 
     def do_run_many(self, rotation: int, party: str, calls: int) -> Any:
         self.rotations[rotation].run_many(party, calls)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import UsageError
+from pytest_cudaforge.evaluation.generated import captured, kernels_of
 from pytest_cudaforge.evaluation.precision import precision_flags
 from pytest_cudaforge.evaluation.subject import Subject
 
@@ -37,14 +38,22 @@ class Rotation:
         if subject.compiled is None:
             subject.compiled = compiled_function(subject)
         try:
-            for _ in range(2):
-                self._call(subject.compiled, 0)
+            with captured() as texts:
+                for _ in range(2):
+                    self._call(subject.compiled, 0)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a compiler of many parts; none of them is ours
             first = str(error).strip().splitlines() or [""]
             subject.compile_note = f"torch.compile failed: {type(error).__name__}: {first[0][:300]}"
             return subject.compile_note
         self.calls["compile"] = subject.compiled
+        if texts:  # nothing is compiled again for shapes that were seen before
+            subject.generated[self.workload] = kernels_of(texts)
         return ""
+
+    @property
+    def generated(self) -> str:
+        """torch.compile's kernels for this workload; "" where none were caught."""
+        return self.subject.generated.get(self.workload, "")
 
     def run_many(self, party: str, calls: int) -> None:
         """Call ``party`` so often, rotating over the input sets, and wait for the device."""

@@ -107,13 +107,15 @@ class Rotation:
     frames: int
     parties: tuple[str, ...]
     compile_note: str
+    generated: str = ""
 
 
 def open_rotation(oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int) -> Rotation:
     """Draw the input sets and compile the reference; where torch.compile fails the note says why."""
     args = {"target": to_json(target), "workload": workload.name, "frames": frames, "compiled": True}
     data = oracle.request("rotation", **args)
-    return Rotation(data["rotation"], oracle.generation, workload, frames, tuple(data["parties"]), data["compile_note"])
+    parties, note = tuple(data["parties"]), data["compile_note"]
+    return Rotation(data["rotation"], oracle.generation, workload, frames, parties, note, data["generated"])
 
 
 def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int, clock: Clock) -> int:

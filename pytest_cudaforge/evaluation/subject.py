@@ -107,6 +107,8 @@ class Subject:
         #: torch.compile's version, made once, and why it failed where it did.
         self.compiled: Any = None
         self.compile_note = ""
+        #: Its kernels by workload, as text.
+        self.generated: dict[str, str] = {}
         self._structures: dict[str, dict[str, Structure]] = {}
         self._families: dict[str, dict[str, bool]] = {}
         self._nonfinites: dict[str, int] = {}

@@ -251,6 +251,19 @@ def _baseline(line: Baseline) -> str:
     return f"- {line.workload}: " + ", ".join(parts)
 
 
+def render_generated(baselines: Sequence[Baseline]) -> str:
+    """What torch.compile wrote for the first workload of which its code is known; "" where it is of none."""
+    line = next((line for line in baselines if line.generated), None)
+    if line is None:
+        return ""
+    triton = "@triton.jit" in line.generated
+    hint = "" if triton else "; `at::vec` and torch's headers are not there for you"
+    return (
+        f"torch.compile's own kernels for workload {line.workload}, the baseline to beat (the comments show the calls "
+        f"that run them{hint}):\n\n{fence(line.generated, 'python' if triton else 'cpp')}"
+    )
+
+
 # -- the candidate -----------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,17 @@ def user(evidence):
 # -- the prompt --------------------------------------------------------------------------------------------------
 
 
+def test_torch_compiles_own_kernels_are_shown_where_they_are_known():
+    baselines = [made.baseline(), dataclasses.replace(made.baseline(), workload="wide", generated="void cpp_fused_0()")]
+    for kind, parent in (("first", None), ("optimization", made.passed(1, 200_000.0))):
+        rounds = (parent,) if parent else ()
+        evidence = told(kind, parent.number if parent else None, rounds)
+        assert "torch.compile's own" not in user(evidence)
+        text = user(dataclasses.replace(evidence, baselines=tuple(baselines)))
+        assert "torch.compile's own kernels for workload wide, the baseline to beat" in text
+        assert "```cpp\nvoid cpp_fused_0()\n```" in text
+
+
 @pytest.mark.parametrize("language", ["cpp", "cuda", "triton"])
 def test_the_system_prompt_tells_the_format_of_its_language_and_nothing_of_the_target(language):
     system = coder.render(told(language=language))[0].content

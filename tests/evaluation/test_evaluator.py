@@ -492,3 +492,10 @@ def test_a_profile_of_what_passed(evaluator: Evaluator, repo: Path) -> None:
 def test_what_cannot_be_built_has_a_profile_that_says_so(evaluator: Evaluator, repo: Path) -> None:
     profile = evaluator.profile(norm(after="nonsense"), find(repo, "::RMSNorm"))
     assert profile.kernels == () and "nonsense" in " ".join(profile.notes)
+
+
+def test_torch_compiles_own_kernels_come_with_the_baseline(evaluator: Evaluator, repo: Path) -> None:
+    (line,) = evaluator.baselines(find(repo, "::RMSNorm"))
+    assert line.compile is not None
+    assert line.generated.startswith('extern "C"')
+    assert "for(int64_t" in line.generated
