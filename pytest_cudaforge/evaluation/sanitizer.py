@@ -36,15 +36,12 @@ can take back a finding.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -58,11 +55,11 @@ from pytest_cudaforge.errors import BuildFailure
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout
 from pytest_cudaforge.evaluation.oracle import ExportedArena
-from pytest_cudaforge.evaluation.sandbox import Defences, child_environment
+from pytest_cudaforge.evaluation.trusted_replay import buffers_of, outcome_of, replay_environment, with_lines
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.binary import KernelInfo, launches_of
-from pytest_cudaforge.languages.cubin import same_code, uses_transaction_barriers
-from pytest_cudaforge.plan import LaunchPlan, LibraryCall, TensorSpec, View
+from pytest_cudaforge.languages.cubin import uses_transaction_barriers
+from pytest_cudaforge.programs import end_in_time
 from pytest_cudaforge.records import SanitizerFinding, SanitizerReport
 
 __all__ = ["Sanitizer", "call_bytes", "find_sanitizer", "fingerprint", "parse_log"]
@@ -81,8 +78,6 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "racecheck": ("--racecheck-report", "analysis"),
     "initcheck": (),
 }
-#: A float of 0.0115, 1.06 or nearly nothing, by its width; an index of zero.
-_FLOAT_FILL, _OTHER_FILL = 0x3C, 0
 
 
 def find_sanitizer(environ: Mapping[str, str]) -> Path | None:
@@ -102,66 +97,6 @@ def find_sanitizer(environ: Mapping[str, str]) -> Path | None:
 def call_bytes(product: Product) -> int:
     """Bytes of all buffers of one call."""
     return int(call_layout(product.traced, frames=1).data["nbytes"])
-
-
-# -- the call as the replay wants it -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    """``memory``: [name, bytes, offset of its values or None, fill byte or None]; ``main`` and ``prepare``: name and
-    shift in bytes of each buffer of that plan."""
-
-    memory: list[list[Any]]
-    main: list[list[Any]]
-    prepare: list[list[Any]]
-
-
-def buffers_of(product: Product, layout: CallLayout) -> _Buffers:
-    """Every buffer of the call in memory of its own, with values where the verification puts some."""
-    memory: dict[str, list[Any]] = {}
-    places: dict[str, list[list[Any]]] = {"main": [], "prepare": []}
-    parts = (("main", product.traced.main, layout.main[0]), ("prepare", product.traced.prepare, layout.prepare))
-    for part, launches, regions in parts:
-        if launches is None:
-            continue
-        filled = _library_written(launches)
-        for index, (buffer, (region, shift)) in enumerate(zip(launches.buffers, regions, strict=True)):
-            if buffer.role == "scratch" and not region.startswith("prepared/"):
-                named = f"output {index}" if index in launches.output_buffers else f"scratch {index}"
-                name, shift = named, 0
-            else:
-                name = region.partition("/")[2] if region.startswith("f0/") else region
-            valued = buffer.role in ("input", "state")
-            offset = layout.offsets[region] if valued else None
-            fill = _fill_of(buffer.spec) if index in filled and not valued else None
-            entry = memory.setdefault(name, [name, 0, offset, fill])
-            entry[1] = max(entry[1], buffer.spec.extent_bytes + shift)
-            entry[3] = entry[3] if entry[3] is not None else fill
-            places[part].append([name, shift])
-    return _Buffers(list(memory.values()), places["main"], places["prepare"])
-
-
-def _library_written(launches: LaunchPlan) -> set[int]:
-    """Buffers that a library call writes: its own outputs, and tensors among its options, which are ``out=`` ones."""
-    found: set[int] = set()
-    for step in launches.steps:
-        if isinstance(step, LibraryCall):
-            found.update(step.outputs)
-            found.update(view.buffer for _, value in step.kwargs for view in _views(value))
-    return found
-
-
-def _views(value: Any) -> Iterator[View]:
-    if isinstance(value, View):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _views(item)
-
-
-def _fill_of(spec: TensorSpec) -> int:
-    return _FLOAT_FILL if spec.dtype.startswith(("float", "bfloat", "complex")) else _OTHER_FILL
 
 
 # -- the tools ---------------------------------------------------------------------------------------------------
@@ -214,7 +149,7 @@ class Sanitizer:
         names = []
         for index, binary in enumerate(product.binaries):
             names.append(f"binary-{index}")
-            (folder / names[-1]).write_bytes(languages.binary_to_bytes(self._with_lines(binary)))
+            (folder / names[-1]).write_bytes(languages.binary_to_bytes(with_lines(binary, self.lined)))
         call = {
             "traced": plan.encode(product.traced),
             "binaries": names,
@@ -229,17 +164,6 @@ class Sanitizer:
             source.seek(0)
             shutil.copyfileobj(source, copy, 1 << 20)
 
-    def _with_lines(self, binary: Binary) -> Binary:
-        """The same kernels with line numbers where their code is the same, else the binary as it is."""
-        other = self.lined(binary)
-        if other is None:
-            return binary
-        try:
-            same = same_code(binary.code, other.code)
-        except BuildFailure:
-            same = False
-        return replace(binary, code=other.code) if same else binary
-
     def _run(self, tool: str, folder: Path, product: Product, limit_s: float) -> list[SanitizerFinding] | None:
         """The tool's findings; None where it did not come to its end, with a note that says why."""
         log, outcome = folder / f"{tool}.log", folder / "outcome.json"
@@ -247,8 +171,8 @@ class Sanitizer:
         argv = [str(self.program), "--tool", tool, *_OPTIONS[tool], "--show-backtrace", "no", "--demangle", "no"]
         argv += ["--print-limit", str(_PRINTED), "--log-file", str(log)]
         argv += [sys.executable, "-B", "-m", "pytest_cudaforge.evaluation.sanitized_replay", str(folder)]
-        ended = _end_in_time(argv, folder, limit_s)
-        told = _outcome(outcome)
+        ended = end_in_time(argv, folder, replay_environment(folder), limit_s) is not None
+        told = outcome_of(outcome)
         text = log.read_text(encoding="utf-8", errors="replace")[:_MOST_LOG_BYTES] if log.exists() else ""
         parsed = parse_log(tool, text)
         found = [self._judged(tool, record, product, told, parsed.lost_track) for record in parsed.records]
@@ -306,41 +230,6 @@ def _hides_order(product: Product, symbol: str) -> bool:
         return any(uses_transaction_barriers(code, name) for code, name in asked)
     except BuildFailure:
         return False
-
-
-def _end_in_time(argv: Sequence[str], folder: Path, limit_s: float) -> bool:
-    """Run a program in a session of its own with a scrubbed environment; False where it had to be killed."""
-    root = str(Path(__file__).resolve().parents[2])
-    own = {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": root}
-    environment = {**child_environment(os.environ, Defences()), **own}
-    with open(folder / "output.txt", "wb") as output:
-        process = subprocess.Popen(
-            argv,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout=limit_s)
-            return True
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            # The tool starts the replay as its child; both are in this session.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _outcome(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _named_place(detail: str, outcome: Mapping[str, Any]) -> str:

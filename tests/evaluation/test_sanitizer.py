@@ -19,8 +19,9 @@ from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
-from pytest_cudaforge.evaluation.sanitizer import Sanitizer, buffers_of, find_sanitizer, parse_log
+from pytest_cudaforge.evaluation.sanitizer import Sanitizer, find_sanitizer, parse_log
 from pytest_cudaforge.evaluation.sanitizing import joined
+from pytest_cudaforge.evaluation.trusted_replay import buffers_of
 from pytest_cudaforge.languages import Unit
 from pytest_cudaforge.languages.cubin import same_code, sections, uses_transaction_barriers
 from pytest_cudaforge.plan import TensorSpec
