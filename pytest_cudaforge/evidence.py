@@ -1,0 +1,259 @@
+"""The evidence on one candidate as one compact page: where its time goes, what bounds it, what was tried. Pure.
+
+For the Judge, for a person and for a coding agent alike. Every number on it stands in the evaluation (its profile
+included), the baselines, the device's facts or the rounds, as it is or as a share of numbers that do. The page has a
+hard size; what matters least is left out first, and the page says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_cudaforge import attempts, figures
+from pytest_cudaforge.hardware.diagnosis import Diagnosis, diagnose
+from pytest_cudaforge.prompts import fence, sheets
+from pytest_cudaforge.records import (
+    Baseline,
+    DeviceFacts,
+    Evaluation,
+    HotLine,
+    Profile,
+    ProfiledKernel,
+    Round,
+    RuleFinding,
+)
+
+__all__ = ["MAX_TOKENS", "Page", "estimate_tokens", "page"]
+
+MAX_TOKENS = 2500
+_LINE_CHARACTERS = 320
+_SOURCE_CHARACTERS = 110
+_SHOWN_LINES, _SHOWN_FIGURES = 8, 4
+
+_RUNGS = {
+    "ncu": "hardware counters (Nsight Compute)",
+    "cupti": "kernel times (CUPTI), no hardware counters",
+    "counters": "hardware counters of the CPU (perf)",
+    "static": "what binary, plan and roofline tell; nothing was counted while it ran",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """``left_out``: what did not fit, in words; empty where everything did."""
+
+    text: str
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """``rank`` 0 matters most; of equals the later goes first. ``what`` names it where it had to go."""
+
+    text: str
+    rank: int
+    what: str
+
+
+@dataclass(frozen=True)
+class _Section:
+    """``fenced``: lines that quote a candidate, a model or a tool."""
+
+    title: str
+    lines: tuple[_Line, ...]
+    fenced: bool = False
+
+
+def estimate_tokens(text: str) -> int:
+    """Tokens of a text, erring on the dear side: three bytes a token."""
+    return -(-len(text.encode("utf-8", "replace")) // 3)
+
+
+def page(
+    evaluation: Evaluation,
+    baselines: Sequence[Baseline] = (),
+    device: DeviceFacts | None = None,
+    rounds: Sequence[Round] = (),
+    *,
+    limit_tokens: int = MAX_TOKENS,
+) -> Page:
+    """What is known about ``evaluation``'s candidate; ``rounds`` are all that were played, for what they tried.
+
+    ``device`` None leaves its line out (a prompt that says it elsewhere). The text takes at most ``limit_tokens``.
+    """
+    sections = [
+        _Section("", tuple(_times(evaluation, baselines, device))),
+        *_profile(evaluation.profile),
+        _Section("Kernels as compiled:", tuple(_resources(evaluation))),
+        _Section("Earlier optimizations, the latest first:", tuple(_memory(rounds)), fenced=True),
+    ]
+    return _fitted([section for section in sections if section.lines], limit_tokens)
+
+
+# -- what stands on it -------------------------------------------------------------------------------------------
+
+
+def _lines(texts: Iterable[str], what: str, rank: int, *, every: int = 1) -> Iterator[_Line]:
+    """Lines whose rank falls by one every ``every`` lines."""
+    for index, text in enumerate(texts):
+        yield _Line(_one_line(text, _LINE_CHARACTERS), rank + index // every, what)
+
+
+def _times(evaluation: Evaluation, baselines: Sequence[Baseline], device: DeviceFacts | None) -> Iterator[_Line]:
+    timing = evaluation.timing
+    told = sheets.render_timing(timing) if timing is not None else sheets.render_baselines(baselines)
+    yield from _lines(told.splitlines(), "workload's times", 0)
+    if device is not None:
+        yield _Line(f"Device: {sheets.render_device(device)}", 2, "device")
+
+
+def _profile(profile: Profile | None) -> Iterator[_Section]:
+    if profile is None:
+        yield _Section("", (_Line("No profile was taken: times and compiler are all there is.", 0, "note"),))
+        return
+    yield _Section("", tuple(_standing(profile)))
+    own = diagnose(profile)
+    yield _Section("Where the time goes (profiled with warm caches: shares count):", tuple(_kernels(profile)))
+    ruled = {rule.kernel for rule in profile.rules}
+    # On a CPU the rules are the diagnosis.
+    bounds = [found for found in own if found.bound != "unknown" or found.kernel not in ruled]
+    yield _Section("What bounds it:", tuple(_bounds(bounds)))
+    yield _Section("Rules of the profiler, with its own estimate of the gain:", tuple(_rules(profile.rules)))
+    yield _Section("Hot lines of the source:", tuple(_hot(profile, own)), fenced=True)
+    yield _Section("The whole call:", tuple(_lines(map(_figure, profile.facts), "figures of the call", 3, every=4)))
+    yield _Section("Other metrics:", tuple(_metrics(profile, own)))
+    yield _Section("The compiler remarks:", tuple(_lines(profile.remarks, "compiler's remarks", 4, every=2)), True)
+
+
+def _standing(profile: Profile) -> Iterator[_Line]:
+    kind = f"{profile.depth} profile" + (f" of workload {profile.workload}" if profile.workload else "")
+    yield _Line(f"Evidence: {_RUNGS[profile.rung]}; {kind}, of this very candidate.", 0, "note")
+    label = "Note" if profile.rung in ("ncu", "counters") else "Why no better evidence"
+    yield from _lines((f"{label}: {note}" for note in profile.notes), "notes", 1)
+
+
+def _kernels(profile: Profile) -> Iterator[_Line]:
+    total_ns = sum(kernel.duration_ns or 0.0 for kernel in profile.kernels)
+    ordered = sorted(profile.kernels, key=lambda kernel: -(kernel.duration_ns or 0.0))
+    yield from _lines((_kernel(kernel, total_ns) for kernel in ordered), "kernels", 0)
+
+
+def _kernel(kernel: ProfiledKernel, total_ns: float) -> str:
+    parts = []
+    if kernel.duration_ns is not None and total_ns:
+        parts.append(f"{100 * kernel.duration_ns / total_ns:.3g} %, {sheets.render_ns(kernel.duration_ns)}")
+    parts.append(f"{kernel.launches} launch{'es' if kernel.launches != 1 else ''}")
+    parts += [f"{name} {_shape(sizes)}" for name, sizes in (("grid", kernel.grid), ("block", kernel.block)) if sizes]
+    return f"- {_name(kernel.function)} ({'own' if kernel.own else 'library'}): {', '.join(parts)}"
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    trimmed = sizes
+    while len(trimmed) > 1 and trimmed[-1] == 1:
+        trimmed = trimmed[:-1]
+    return " by ".join(map(str, trimmed))
+
+
+def _bounds(own: Sequence[Diagnosis]) -> Iterator[_Line]:
+    for index, found in enumerate(own):
+        shown = "; ".join(map(_figure, found.figures))
+        text = f"- {_name(found.kernel)}: {found.bound}: {found.explanation}." + (f" {shown}" if shown else "")
+        # Names of metrics are long, and this is the line that matters most.
+        yield _Line(_one_line(text, 2 * _LINE_CHARACTERS), index, "bounds")
+
+
+def _rules(rules: Sequence[RuleFinding]) -> Iterator[_Line]:
+    ordered = sorted(rules, key=lambda rule: -(rule.speedup_percent or 0.0))
+    yield from _lines(map(_rule, ordered), "rules", 1)
+
+
+def _rule(rule: RuleFinding) -> str:
+    gain = "" if rule.speedup_percent is None else f" ({rule.speedup_percent:.3g} % of the kernel's time)"
+    return f"- {_name(rule.kernel)}{gain}: {rule.rule}: {_one_line(rule.text, 200)}"
+
+
+def _hot(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
+    """The lines that show each kernel's bound, then the hottest of all."""
+    telling = [line for found in own for line in found.lines[:3]]
+    hottest = sorted(profile.lines, key=lambda line: -(line.share or 0.0))
+    ordered = dict.fromkeys([*telling, *hottest])
+    yield from _lines((_hot_line(line) for line in list(ordered)[:_SHOWN_LINES]), "hot lines", 1)
+
+
+def _hot_line(line: HotLine) -> str:
+    share = "" if line.share is None else f" {100 * line.share:.3g} % of samples"
+    told = ", ".join(f"{name} {figures.show(value, unit)}" for name, value, unit in line.figures[:_SHOWN_FIGURES])
+    return f"{line.file}:{line.line}{share} | {_one_line(line.source, _SOURCE_CHARACTERS)}" + (
+        f" | {told}" * bool(told)
+    )
+
+
+def _metrics(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
+    """What the bounds did not cite, of the kernel that takes longest."""
+    longest = max(profile.kernels, key=lambda kernel: (kernel.own, kernel.duration_ns or 0.0), default=None)
+    cited = {figure[0] for found in own for figure in found.figures if longest and found.kernel == longest.function}
+    rest = [metric for metric in (longest.metrics if longest else ()) if metric[0] not in cited]
+    yield from _lines(map(_figure, rest), "metrics", 3, every=4)
+
+
+def _resources(evaluation: Evaluation) -> Iterator[_Line]:
+    told = sheets.render_resources(evaluation.build).splitlines()[1:]
+    yield from _lines(told, "compiled kernels", 2)
+
+
+def _memory(rounds: Sequence[Round]) -> Iterator[_Line]:
+    yield from _lines(attempts.render(attempts.remember(rounds)), "earlier attempts", 1)
+
+
+def _figure(figure: tuple[str, float, str]) -> str:
+    name, value, unit = figure
+    return f"{name} {figures.show(value, unit)}"
+
+
+def _name(kernel: str) -> str:
+    return f"`{kernel.replace('`', chr(39))}`"
+
+
+def _one_line(text: str, limit: int) -> str:
+    joined = " ".join(text.split())
+    return joined if len(joined) <= limit else joined[: limit - 3].rstrip() + "..."
+
+
+# -- its size ----------------------------------------------------------------------------------------------------
+
+
+def _fitted(sections: Sequence[_Section], limit_tokens: int) -> Page:
+    lines = [line for section in sections for line in section.lines]
+    # The last of the least important goes first; a line is never cut in two.
+    order = sorted(range(len(lines)), key=lambda index: (lines[index].rank, index))
+    sizes = itertools.accumulate(estimate_tokens(lines[index].text) for index in order)
+    hopeless = {index for index, size in zip(order, sizes, strict=True) if size > limit_tokens}
+    alive = [index for index in order if index not in hopeless]
+    dropped = [lines[index] for index in sorted(hopeless)]
+    text = _text(sections, lines, set(alive), dropped)
+    while estimate_tokens(text) > limit_tokens and alive:
+        dropped.append(lines[alive.pop()])
+        text = _text(sections, lines, set(alive), dropped)
+    return Page(text, _left_out(dropped))
+
+
+def _text(sections: Sequence[_Section], lines: Sequence[_Line], alive: set[int], dropped: Sequence[_Line]) -> str:
+    parts: list[str] = []
+    first = 0
+    for section in sections:
+        shown = [lines[index].text for index in range(first, first + len(section.lines)) if index in alive]
+        first += len(section.lines)
+        if shown:
+            body = fence("\n".join(shown), "text") if section.fenced else "\n".join(shown)
+            parts.append(f"{section.title}\n{body}" if section.title else body)
+    if dropped:
+        parts.append(f"Left out for want of room: {_left_out(dropped)}.")
+    return "\n\n".join(parts)
+
+
+def _left_out(dropped: Sequence[_Line]) -> str:
+    counts = Counter(line.what for line in dropped)
+    return ", ".join(f"{what} ({count})" for what, count in sorted(counts.items()))
