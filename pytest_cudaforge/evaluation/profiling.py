@@ -7,32 +7,13 @@ cannot be reached the profile says why and the next lower one answers. Nothing h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pytest_cudaforge.evaluation.building import Product
-from pytest_cudaforge.evaluation.static_profile import static_facts, static_kernels, work_ns
-from pytest_cudaforge.languages import Binary
-from pytest_cudaforge.records import Candidate, Depth, DeviceFacts, Profile, Target, TargetFacts
+from pytest_cudaforge.evaluation.profiled_call import ProfiledCall, longest
+from pytest_cudaforge.evaluation.static_profile import static_facts, static_kernels
+from pytest_cudaforge.records import Candidate, Depth, Profile
 
 __all__ = ["ProfiledCall", "longest", "static_profile", "unbuilt"]
-
-
-@dataclass(frozen=True)
-class ProfiledCall:
-    """What is looked at. ``lined`` compiles a binary of the product once more with line numbers, or returns None."""
-
-    candidate: Candidate
-    target: Target
-    facts: TargetFacts
-    product: Product
-    device: DeviceFacts
-    lined: Callable[[Binary], Binary | None] = lambda binary: None
-
-
-def longest(products: Sequence[Product], facts: TargetFacts, device: DeviceFacts) -> Product:
-    """The product of the workload that takes longest at the speed of light."""
-    return max(products, key=lambda product: work_ns(product.workload, facts.precision, device))
 
 
 def static_profile(call: ProfiledCall, depth: Depth) -> Profile:

@@ -244,14 +244,14 @@ _TESTS: tuple[Callable[[_Seen], tuple[Bound, tuple[str, ...]] | None], ...] = (
     _latency,
 )
 
-#: Figures of a line that show a bound; lines are ordered by the first of them that any line has.
+#: Figures of a line that show a bound, by Nsight Compute's column; lines are ordered by the first that any line has.
 _LINE_FIGURES: Mapping[Bound, tuple[str, ...]] = {
-    "register spills": ("local_bytes", "stall_lg_throttle"),
-    "shared memory bank conflicts": ("excess_shared_wavefronts",),
-    "uncoalesced access": ("excess_global_sectors",),
-    "redundant global traffic": ("global_sectors", "stall_long_scoreboard"),
-    "memory bandwidth": ("global_sectors", "stall_long_scoreboard"),
-    "memory latency": ("stall_long_scoreboard",),
+    "register spills": ("L2 Theoretical Sectors Local", "stall_lg"),
+    "shared memory bank conflicts": ("L1 Wavefronts Shared Excessive",),
+    "uncoalesced access": ("L2 Theoretical Sectors Global Excessive",),
+    "redundant global traffic": ("L2 Theoretical Sectors Global", "stall_long_sb"),
+    "memory bandwidth": ("L2 Theoretical Sectors Global", "stall_long_sb"),
+    "memory latency": ("stall_long_sb",),
     "synchronization": ("stall_barrier",),
 }
 

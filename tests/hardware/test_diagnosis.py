@@ -63,7 +63,7 @@ def test_the_bound_and_the_figure_that_shows_it(metrics: dict[str, float], bound
 def test_the_line_that_shows_the_bound_comes_first() -> None:
     lines = (
         HotLine("k", "kernel.cu", 3, "a", 0.7, (("stall_wait", 70.0, "sample"),)),
-        HotLine("k", "kernel.cu", 9, "b", 0.3, (("excess_global_sectors", 4096.0, "sector"),)),
+        HotLine("k", "kernel.cu", 9, "b", 0.3, (("L2 Theoretical Sectors Global Excessive", 4096.0, "sector"),)),
         HotLine("other", "kernel.cu", 20, "c", 1.0),
     )
     (found,) = diagnose(_profile({**BUSY, diagnosis.LOAD_USE: 12.5, diagnosis.DRAM: 80.0}, {}, lines))

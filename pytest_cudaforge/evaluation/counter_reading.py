@@ -1,0 +1,196 @@
+"""From what Nsight Compute printed to a profile of the candidate's kernels. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
+from pytest_cudaforge.hardware import metrics, ncu
+from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, SourceLine
+from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel, RuleFinding
+
+__all__ = ["profile_of", "readable_name"]
+
+_DURATION = "gpu__time_duration.sum"
+_READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+_MOST_RULES = 16
+#: Lines of one kernel: the hottest, and those that show an excess.
+_HOT_LINES, _EXCESS_LINES = 8, 4
+_MOST_STALLS = 3
+_SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)", "Warp Stall Sampling (All Cycles)")
+_EXCESS = ("L2 Theoretical Sectors Global Excessive", "L1 Wavefronts Shared Excessive", "L2 Theoretical Sectors Local")
+_COUNTED = ("Instructions Executed", "L2 Theoretical Sectors Global", "L1 Wavefronts Shared")
+_UNITS = {"Sectors": "sector", "Wavefronts": "wavefront", "Instructions": "inst"}
+
+Figure = tuple[str, float, str]
+
+
+def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str]) -> Profile:
+    """``static`` with kernels, rules, lines and facts from the CSV pages "raw", "details" and "source"."""
+    launches = ncu.parse_raw(pages["raw"])
+    functions = {kernel.symbol: kernel.expression for binary in call.product.binaries for kernel in binary.kernels}
+    kernels = tuple(_kernels(launches, functions, static))
+    by_number = {launch.number: launch.symbol for launch in launches}
+    return replace(
+        static,
+        rung="ncu",
+        kernels=kernels,
+        rules=tuple(_rules(ncu.parse_rules(pages.get("details", "")), by_number, functions)),
+        lines=tuple(_lines(ncu.parse_source(pages.get("source", "")), functions)),
+        facts=(*static.facts, *_facts(launches, kernels, dict((n, v) for n, v, _ in static.facts))),
+        notes=(*static.notes, *_notes(launches, static)),
+    )
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------
+
+
+def _kernels(launches: Sequence[RawKernel], functions: Mapping[str, str], static: Profile) -> Iterator[ProfiledKernel]:
+    """Launches of one symbol and one shape are one record; the one in which most time goes comes first."""
+    groups: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[RawKernel]] = {}
+    for launch in launches:
+        groups.setdefault((launch.symbol, launch.grid, launch.block), []).append(launch)
+    ordered = sorted(groups.items(), key=lambda item: -sum(map(_duration_ns, item[1])))
+    for (symbol, grid, block), members in ordered:
+        longest = max(members, key=_duration_ns)
+        own = symbol in functions
+        function = functions[symbol] if own else readable_name(symbol)
+        yield ProfiledKernel(
+            function=function,
+            own=own,
+            launches=len(members),
+            duration_ns=sum(map(_duration_ns, members)) or None,
+            grid=grid,
+            block=block,
+            metrics=(*_asked(longest), *metrics.derived(longest.figures), *_compiled(function, own, static)),
+        )
+
+
+def _duration_ns(launch: RawKernel) -> float:
+    return launch.figures.get(_DURATION, (0.0, ""))[0]
+
+
+def _asked(launch: RawKernel) -> Iterator[Figure]:
+    """Of all metrics in the report those of the table, in its order."""
+    told: set[str] = set()
+    for names in metrics.table():
+        name = next((name for name in names if name in launch.figures), None)
+        if name is not None and name not in told:
+            told.add(name)
+            value, unit = launch.figures[name]
+            yield name, value, unit
+
+
+def _compiled(function: str, own: bool, static: Profile) -> Iterator[Figure]:
+    """What only the compiler tells."""
+    kernel = next((k for k in static.kernels if k.function == function), None) if own else None
+    for figure in kernel.metrics if kernel is not None else ():
+        if figure[0].startswith("static__"):
+            yield figure
+
+
+def readable_name(symbol: str) -> str:
+    """A library kernel's qualified name from its mangled symbol, without its template's arguments; a plain name as it
+    is."""
+    match = re.match(r"_ZN?K?", symbol)
+    if match is None:
+        return symbol[:120]
+    parts: list[str] = []
+    position = match.end()
+    while (found := re.compile(r"(\d+)").match(symbol, position)) is not None:
+        length = int(found[1])
+        start = found.end()
+        part = symbol[start : start + length]
+        parts += [] if part.startswith("_GLOBAL__N") else [part]
+        position = start + length
+    return "::".join(parts)[:120] or symbol[:120]
+
+
+# -- the whole call ----------------------------------------------------------------------------------------------
+
+
+def _facts(
+    launches: Sequence[RawKernel], kernels: Sequence[ProfiledKernel], known: Mapping[str, float]
+) -> Iterator[Figure]:
+    total_ns = sum(kernel.duration_ns or 0.0 for kernel in kernels)
+    if not total_ns:
+        return
+    yield "kernel_time", total_ns, "ns"
+    yield "own_share", 100.0 * sum(k.duration_ns or 0.0 for k in kernels if k.own) / total_ns, "%"
+    if not all(_READ in launch.figures and _WRITTEN in launch.figures for launch in launches):
+        return
+    moved = sum(launch.figures[_READ][0] + launch.figures[_WRITTEN][0] for launch in launches)
+    yield "dram_bytes", moved, "byte"
+    yield "bandwidth_reached", moved / total_ns * 1e9, "byte/s"
+    if known.get("minimal_bytes"):
+        yield "derived__dram_bytes_by_minimal", moved / known["minimal_bytes"], ""
+
+
+def _notes(launches: Sequence[RawKernel], static: Profile) -> Iterator[str]:
+    most = ncu.MOST_LAUNCHES[static.depth]
+    if len(launches) >= most:
+        yield f"only the call's first {most} kernels were profiled"
+
+
+# -- rules and lines ---------------------------------------------------------------------------------------------
+
+
+def _rules(rules: Sequence[RawRule], symbols: Mapping[int, str], functions: Mapping[str, str]) -> Iterator[RuleFinding]:
+    """Of the candidate's own kernels, each rule once."""
+    told: set[tuple[str, str]] = set()
+    for rule in rules:
+        function = functions.get(symbols.get(rule.number, ""))
+        if function is None or (function, rule.rule) in told or len(told) >= _MOST_RULES:
+            continue
+        told.add((function, rule.rule))
+        yield RuleFinding(function, rule.rule, rule.text, rule.speedup_percent)
+
+
+def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str]) -> Iterator[HotLine]:
+    """Of each own kernel the lines with most samples, and those that show an excess."""
+    merged: dict[tuple[str, str, int], SourceLine] = {}
+    for line in lines:
+        key = (line.symbol, line.file, line.line)
+        known = merged.get(key)
+        if known is not None:
+            figures = {n: known.figures.get(n, 0.0) + line.figures.get(n, 0.0) for n in {*known.figures, *line.figures}}
+            line = replace(line, figures=figures)
+        merged[key] = line
+    for symbol in dict.fromkeys(line.symbol for line in merged.values()):
+        if symbol in functions:
+            yield from _hot([line for line in merged.values() if line.symbol == symbol], functions[symbol])
+
+
+def _hot(lines: Sequence[SourceLine], function: str) -> Iterator[HotLine]:
+    total = sum(map(_samples, lines))
+    hottest = sorted((line for line in lines if _samples(line)), key=lambda line: -_samples(line))
+    kept = {line.line: line for line in hottest[:_HOT_LINES]}
+    for name in _EXCESS:
+        marked = sorted((line for line in lines if line.figures.get(name)), key=lambda line: -line.figures[name])
+        kept.update({line.line: line for line in marked[:_EXCESS_LINES]})
+    for line in sorted(kept.values(), key=lambda line: -_samples(line)):
+        share = _samples(line) / total if total else None
+        yield HotLine(function, line.file, line.line, line.text.strip()[:160], share, tuple(_figures(line)))
+
+
+def _samples(line: SourceLine) -> float:
+    return next((line.figures[name] for name in _SAMPLES if name in line.figures), 0.0)
+
+
+def _figures(line: SourceLine) -> Iterator[Figure]:
+    """Samples, what its warps waited for, and the sectors and wavefronts beyond what its data needs."""
+    if _samples(line):
+        yield "samples", _samples(line), "sample"
+    stalls = {
+        name: value
+        for name, value in line.figures.items()
+        if name.startswith("stall_") and "(" not in name and value and name not in ("stall_selected",)
+    }
+    for name in sorted(stalls, key=lambda name: -stalls[name])[:_MOST_STALLS]:
+        yield name, stalls[name], "sample"
+    for name in (*_EXCESS, *_COUNTED):
+        if line.figures.get(name):
+            unit = next((unit for word, unit in _UNITS.items() if word in name), "")
+            yield name, line.figures[name], unit

@@ -1,0 +1,73 @@
+"""Which metrics a device is asked for, and what is reckoned from their values. Pure but for one data file.
+
+Ratios that show a fault are reckoned here, when a profile is made, and stored in it under names of their own
+(``derived__...``): whoever cites one can look it up.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_cudaforge.hardware.ncu import Figures
+
+__all__ = ["chosen", "derived", "floor", "table"]
+
+_SECTOR_BYTES = 32
+
+
+@functools.cache
+def _data() -> Mapping[str, Any]:
+    import yaml
+
+    text = importlib.resources.files("pytest_cudaforge.hardware").joinpath("metrics.yaml").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = yaml.safe_load(text)
+    return data
+
+
+def table() -> tuple[tuple[str, ...], ...]:
+    """Every entry: names of the same thing, the first that a device has is asked for."""
+    return tuple(tuple(names) for part in ("floor", "more") for names in _data()[part])
+
+
+def floor() -> tuple[tuple[str, ...], ...]:
+    """The entries that are CudaForge's."""
+    return tuple(tuple(names) for names in _data()["floor"])
+
+
+def chosen(unknown: Collection[str]) -> tuple[str, ...]:
+    """The metrics to ask for on a device that does not know ``unknown``."""
+    found: dict[str, None] = {}
+    for names in table():
+        name = next((name for name in names if name not in unknown), None)
+        if name is not None:
+            found[name] = None
+    return tuple(found)
+
+
+def derived(figures: Figures) -> Iterator[tuple[str, float, str]]:
+    """Ratios of one kernel's metrics, as (name, value, unit); those whose parts are missing are left out."""
+
+    def value(name: str) -> float | None:
+        found = figures.get(name)
+        return found[0] if found is not None else None
+
+    for name, direction in (("derived__global_load_sector_use", "ld"), ("derived__global_store_sector_use", "st")):
+        used = value(f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{direction}.pct")
+        if used:
+            yield name, used, "%"
+    local = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_local_op_{}.sum")
+    globally = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum")
+    if local is not None and globally is not None and local + globally:
+        yield "derived__local_sectors_share", 100.0 * local / (local + globally), "%"
+    conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
+    wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")
+    if conflicts is not None and wavefronts:
+        yield "derived__shared_bank_conflicts_share", min(100.0, 100.0 * conflicts / wavefronts), "%"
+
+
+def _sum(value: Any, pattern: str, directions: Sequence[str] = ("ld", "st")) -> float | None:
+    parts = [value(pattern.format(direction)) for direction in directions]
+    return sum(parts) if all(part is not None for part in parts) else None

@@ -1,0 +1,237 @@
+"""Nsight Compute's command line: where it is, how it is asked, and what its answers say.
+
+Its answers are read from CSV (``--csv`` with ``--print-units base``), one page for each thing: ``raw`` (every metric of
+every kernel), ``details`` (rules with their estimated speedup), ``source`` (stall samples, instructions and excess
+sectors by source line). The readers are pure; what they do not know they leave out, so that another version's columns
+cost a figure and not the profile.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "RawKernel",
+    "RawRule",
+    "SourceLine",
+    "command",
+    "find_ncu",
+    "lasting_refusal",
+    "number",
+    "page_command",
+    "parse_raw",
+    "parse_rules",
+    "parse_source",
+    "refusal_in",
+    "unknown_metrics_in",
+]
+
+#: Launches of one call that are looked at; each is run several times over.
+MOST_LAUNCHES = {"quick": 48, "full": 16}
+
+
+def find_ncu(environ: Mapping[str, str]) -> Path | None:
+    """ncu on the PATH, in a CUDA toolkit, an installation of its own or NVIDIA's wheel; None where there is none."""
+    found = shutil.which("ncu", path=environ.get("PATH"))
+    if found is not None:
+        return Path(found)
+    homes = [environ.get("CUDA_HOME"), environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    places = [Path(home) / "bin" / "ncu" for home in homes if home]
+    # Newest last in the alphabet, as versions begin with the year.
+    places += sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"), reverse=True)
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        places += sorted(Path(folder).glob("**/nsight-compute*/ncu"), reverse=True)
+    return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def command(
+    program: Path, report: Path, application: Sequence[str], *, depth: str, metrics: Sequence[str], log: Path
+) -> list[str]:
+    """The command line that profiles ``application`` between its profiler's start and stop.
+
+    Clocks are left as they are: locking them needs privileges, and it is others' GPU, too. Caches are emptied before
+    each pass (ncu's own default), as they are before each sample of a verdict's timing.
+    """
+    argv = [str(program), "--profile-from-start", "off", "--clock-control", "none", "--target-processes", "all"]
+    argv += ["--launch-count", str(MOST_LAUNCHES[depth]), "--check-exit-code", "no", "--force-overwrite"]
+    argv += ["--export", str(report), "--metrics", ",".join(metrics)]
+    if depth == "full":
+        argv += ["--set", "full"]
+    else:
+        argv += ["--section", "SourceCounters"]
+    argv += ["--import-source", "yes", "--log-file", str(log)]
+    return [*argv, *application]
+
+
+def page_command(program: Path, report: Path, page: str) -> list[str]:
+    """The command line that prints one page of a report as CSV: "raw", "details" or "source"."""
+    argv = [str(program), "--import", str(report), "--csv", "--page", page, "--print-units", "base", "--print-fp"]
+    if page == "raw":
+        argv += ["--print-kernel-base", "mangled"]
+    if page == "source":
+        argv += ["--print-source", "cuda,sass", "--print-kernel-base", "mangled"]
+    return argv
+
+
+# -- what went wrong ---------------------------------------------------------------------------------------------
+
+_COMPLAINT = re.compile(r"^==ERROR== (?P<text>.*\S)", re.MULTILINE)
+_KNOWN = (
+    (re.compile(r"ERR_NVGPUCTRPERM"), "ERR_NVGPUCTRPERM: this user may not read the GPU's performance counters"),
+    (
+        re.compile(r"driver resource was unavailable", re.IGNORECASE),
+        "another tool (such as DCGM) holds the GPU's performance counters",
+    ),
+    (re.compile(r"LibraryNotLoaded"), "ncu could not load the driver's profiling library (LibraryNotLoaded)"),
+    (re.compile(r"InsufficientDriver|driver.*not supported", re.IGNORECASE), "the driver is too old for this ncu"),
+)
+_METRIC = re.compile(r"\b[a-z0-9]+__[A-Za-z0-9_.]+")
+
+
+def refusal_in(text: str) -> str:
+    """Why nothing was profiled, in one line, from all that ncu printed; "" where it says nothing."""
+    for pattern, words in _KNOWN:
+        if pattern.search(text):
+            return words
+    found = _COMPLAINT.search(text)
+    return _plain(found["text"])[:200] if found is not None else ""
+
+
+def lasting_refusal(text: str) -> bool:
+    """Does what ncu printed say that it will refuse any other kernel, too?"""
+    return any(pattern.search(text) for pattern, _ in _KNOWN)
+
+
+def unknown_metrics_in(text: str) -> frozenset[str]:
+    """Names of metrics that ncu says it does not know."""
+    lines = (line for line in text.splitlines() if line.startswith("==") and "metric" in line.lower())
+    return frozenset(name.rstrip(".") for line in lines for name in _METRIC.findall(line))
+
+
+# -- pages -------------------------------------------------------------------------------------------------------
+
+Figures = Mapping[str, tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class RawKernel:
+    """One profiled launch: its number in the report, the symbol, and (value, base unit) by metric."""
+
+    number: int
+    symbol: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class RawRule:
+    """A rule that fired for launch ``number``; ``speedup_percent``: its estimate of the gain, where it gives one."""
+
+    number: int
+    rule: str
+    text: str
+    speedup_percent: float | None
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the source by (file name, number), summed over its instructions; figures by ncu's column names."""
+
+    symbol: str
+    file: str
+    line: int
+    text: str
+    figures: Mapping[str, float]
+
+
+def number(text: str) -> float | None:
+    """A cell's number, thousands separated or not; None for "n/a", "-" and words."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def parse_raw(text: str) -> tuple[RawKernel, ...]:
+    """The raw page: a row of names, a row of units, a row for each launch."""
+    rows = _rows(text)
+    names = next((row for row in rows if "ID" in row and "Kernel Name" in row), None)
+    units = next(rows, None)
+    if names is None or units is None:
+        return ()
+    kernels = []
+    for row in rows:
+        if len(row) != len(names):
+            continue
+        cells = dict(zip(names, row, strict=True))
+        figures = {}
+        for name, unit, cell in zip(names, units, row, strict=False):
+            value = number(cell)
+            if value is not None and "__" in name:
+                figures[name] = (value, unit)
+        index = number(cells["ID"])
+        sizes = (_sizes(cells.get("Grid Size", "")), _sizes(cells.get("Block Size", "")))
+        kernels.append(RawKernel(int(index or 0), _plain(cells["Kernel Name"]), *sizes, figures))
+    return tuple(kernels)
+
+
+def parse_rules(text: str) -> tuple[RawRule, ...]:
+    """The details page's rules that say something to be mended, those of the greatest estimated speedup first."""
+    rows = _rows(text)
+    names = next((row for row in rows if "Rule Name" in row), None)
+    if names is None:
+        return ()
+    found: dict[tuple[int, str, str], RawRule] = {}
+    for row in rows:
+        cells = dict(zip(names, row, strict=False))
+        if not cells.get("Rule Name") or cells.get("Rule Type") not in ("OPT", "WRN"):
+            continue
+        index, rule = int(number(cells.get("ID", "")) or 0), _plain(cells["Rule Name"])
+        words = _plain(cells.get("Rule Description", ""))
+        speedup = number(cells.get("Estimated Speedup", ""))
+        found.setdefault((index, rule, words), RawRule(index, rule, words, speedup))
+    return tuple(sorted(found.values(), key=lambda rule: -(rule.speedup_percent or 0.0)))
+
+
+def parse_source(text: str) -> tuple[SourceLine, ...]:
+    """The source page (``cuda,sass``): for each file and function a row for each line, with its instructions' sums."""
+    found: list[SourceLine] = []
+    file = symbol = ""
+    names: list[str] = []
+    for row in _rows(text):
+        if row[0] == "File Path":
+            file, names = _plain(Path(row[1]).name), []
+        elif row[0] in ("Function Name", "Kernel Name"):
+            symbol, names = _plain(row[1]), []
+        elif row[0] == "Line No":
+            names = row
+        elif names and row[0].isdigit() and len(row) >= 2:
+            pairs = zip(names[2:], row[2:], strict=False)
+            figures = {name: value for name, cell in pairs if (value := number(cell)) is not None}
+            found.append(SourceLine(symbol, file, int(row[0]), _plain(row[1]).rstrip(), figures))
+    return tuple(found)
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    """CSV rows; ncu's own remarks (``==PROF==``) stand between them."""
+    lines: Iterable[str] = io.StringIO(text)
+    return (row for row in csv.reader(line for line in lines if not line.startswith("==")) if row)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _plain(text: str) -> str:
+    """Names and lines are the candidate's: printable, and of some length."""
+    return "".join(char if char.isprintable() else " " for char in text)[:1000]
