@@ -164,7 +164,7 @@ class ForgeRun:
                     return
                 self.result = forge_all(targets, self.settings, evaluator, observer, options=self._options())
             self.records = Records(self.result.traces, interrupted=self.result.interrupted)
-            self._write_json(self.result)
+            self._write_reports(self.result)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         except ForgeError as error:
@@ -213,12 +213,27 @@ class ForgeRun:
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         yield PlainLines(reporter.write_line if reporter is not None else print, verbosity)
 
-    def _write_json(self, result: SessionResult) -> None:
-        path = _given_path(self.pytest_config, self.pytest_config.option.forge_json)
-        if path is not None:
-            from pytest_cudaforge.report import json as json_report
+    def _write_reports(self, result: SessionResult) -> None:
+        """The page of the run, and the JSON document where one was asked for."""
+        from pytest_cudaforge.report import html
+        from pytest_cudaforge.report import json as json_report
+        from pytest_cudaforge.report.environment import environment_of
 
-            json_report.write(path, json_report.document(result.traces, result.totals))
+        told, option = environment_of(result.traces), self.pytest_config.option
+        path = _given_path(self.pytest_config, option.forge_json)
+        if path is not None:
+            json_report.write(path, json_report.document(result.traces, result.totals, environment=told))
+        page = html.document(result.traces, result.totals, environment=told, notes=result.notes)
+        given = _given_path(self.pytest_config, option.forge_html)
+        try:
+            html.write(given or self.settings.run_dir / "report.html", page)
+        except UsageError as error:
+            if given is not None:
+                raise
+            # Nobody asked for this file: the run is worth more than its page.
+            self._summary.append(f"note: {error.what}")
+        else:
+            self._summary.append(f"report: {_shown(given or self.settings.run_dir / 'report.html')}")
 
     def _summarise(self, result: SessionResult) -> list[str]:
         from pytest_cudaforge.display import summary_lines
@@ -228,7 +243,7 @@ class ForgeRun:
         if result.commit is not None:
             verb = "committed on" if result.commit.changed else "nothing new for"
             lines.append(f"{verb} branch {result.commit.branch} ({result.commit.sha[:12]})")
-        return lines
+        return lines + self._summary
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         lines = self._summarise(self.result) if self.result is not None else self._summary
@@ -269,6 +284,12 @@ def _exchange_file() -> Path:
 
 def _given_path(config: pytest.Config, name: str | None) -> Path | None:
     return config.invocation_params.dir / name if name else None
+
+
+def _shown(path: Path) -> str:
+    """As somebody would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def scan_paths(config: pytest.Config) -> list[Path]:

@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--forge-config", metavar="FILE", help="cudaforge.yaml to read")
     group.addoption("--forge-record", metavar="FILE", help="record the conversations as JSON lines, to replay later")
     group.addoption("--forge-json", metavar="FILE", help="write the results as JSON")
+    group.addoption(
+        "--forge-html", metavar="FILE", help="where the page of the run goes (default: .cudaforge/report.html)"
+    )
     group.addoption("--forge-fresh", action="store_true", help="start anew instead of resuming an earlier run")
     group.addoption("--forge-dry-run", action="store_true", help="show targets, prompt sizes and a cost estimate only")
     group.addoption("--forge-branch", metavar="NAME", help="commit the winners on this git branch")

@@ -4,12 +4,13 @@
 
     forged/
         manifest.json
-        scale-3f9a1c/cpu/{kernel.cpp, plan.py, evaluation.json, report.md}
+        scale-3f9a1c/cpu/{kernel.cpp, plan.py, evaluation.json, report.md, rounds.svg}
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +26,8 @@ from pytest_cudaforge.languages import DEVICE_LANGUAGES, Binary
 from pytest_cudaforge.languages.cache import BuildCache
 from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, binary_digest, encode_binaries
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
-from pytest_cudaforge.report import markdown
+from pytest_cudaforge.report import markdown, svg
+from pytest_cudaforge.report.rows import round_row
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["MANIFEST", "Commit", "Published", "check_branch", "commit_branch", "publish", "refusal"]
 
 MANIFEST = "manifest.json"
+PICTURE = "rounds.svg"
 _IDENTITY = ("pytest-cudaforge", "pytest-cudaforge@localhost")
 
 
@@ -61,7 +64,7 @@ class Commit:
 def publish(
     trace: Trace, target: Target, facts: TargetFacts, forge_dir: Path, *, builds: BuildCache | None = None
 ) -> Published:
-    """Write the winner's sources, ``evaluation.json`` and ``report.md``, then merge it into the manifest.
+    """Write the winner's sources, ``evaluation.json``, ``report.md`` and its picture, then merge it into the manifest.
 
     ``builds`` has the binaries of the final verdict, for languages that production does not compile.
 
@@ -75,8 +78,8 @@ def publish(
     folder = forge_dir / entry.directory
     contents = {
         **files,
-        "evaluation.json": json.dumps(to_json(final), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        "report.md": markdown.report(trace),
+        "evaluation.json": json.dumps(to_json(_public(final)), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        **_told(trace),
     }
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,21 @@ def publish(
             durable.write_file(folder / name, text)
         merge(forge_dir / MANIFEST, [entry])
     return Published(entry, forge_dir, (*(folder / name for name in contents), forge_dir / MANIFEST))
+
+
+def _public(final: Evaluation) -> Evaluation:
+    """The verdict without the path of the profiler's file, which lies on the machine that forged."""
+    if final.profile is None or not final.profile.report:
+        return final
+    return dataclasses.replace(final, profile=dataclasses.replace(final.profile, report=""))
+
+
+def _told(trace: Trace) -> dict[str, str]:
+    """The readable report, and its rounds as a picture that a pull request shows."""
+    picture = svg.rounds([round_row(entry) for entry in trace.rounds], trace.winner)
+    if picture is None:
+        return {"report.md": markdown.report(trace)}
+    return {"report.md": markdown.report(trace, picture=PICTURE), PICTURE: picture.standalone()}
 
 
 def _winner(trace: Trace) -> tuple[Candidate, Evaluation]:

@@ -11,6 +11,7 @@ from pytest_cudaforge import durable
 from pytest_cudaforge.errors import UsageError
 from pytest_cudaforge.records import Round, Trace, to_json
 from pytest_cudaforge.report.rows import Totals, row
+from pytest_cudaforge.report.standings import standings
 
 __all__ = ["FORMAT", "VERSION", "document", "write"]
 
@@ -46,6 +47,9 @@ def _target(trace: Trace) -> dict[str, Any]:
     data: dict[str, Any] = to_json(row(trace))
     data["notes"] = list(trace.notes)
     data["final"] = to_json(trace.final)
+    data["baselines"] = to_json(trace.baselines)
+    data["hardware"] = to_json(trace.hardware)
+    data["standings"] = [{**to_json(entry), "sol_percent": entry.sol_percent} for entry in standings(trace)]
     data["rounds"] = [_round(entry) for entry in trace.rounds]
     return data
 

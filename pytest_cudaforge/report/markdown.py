@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-from pytest_cudaforge.records import Evaluation, Ratio, Round, Sample, Timing, Trace, Usage, Verification
-from pytest_cudaforge.report.rows import RoundRow, Row, Totals, round_row, rows
+from pytest_cudaforge.hardware.diagnosis import diagnose
+from pytest_cudaforge.records import Evaluation, HotLine, Profile, Round, Timing, Trace, Verification
+from pytest_cudaforge.report import amounts
+from pytest_cudaforge.report.escaping import plain
+from pytest_cudaforge.report.profile_rows import RUNGS, Profiles, kernel_rows, metric_rows, profiles
+from pytest_cudaforge.report.rows import OUTCOMES, Advice, RoundRow, Row, Totals, advice, guard_limits, round_row, rows
+from pytest_cudaforge.report.standings import standings
 
 __all__ = ["escape", "fence", "report", "summary"]
 
@@ -19,7 +23,7 @@ _INVISIBLE = "\u200b"
 
 def escape(text: str) -> str:
     """``text`` as one line that renders as itself: no markup, link, HTML, table cell or @mention comes out of it."""
-    line = _visible(" ".join(text.split()))
+    line = plain(" ".join(text.split()))
     line = _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
     line = _LEADING.sub(r"\1\\\2", line)
     # Mentions, issue numbers and bare URLs are linked after rendering, so a backslash does not stop them.
@@ -30,20 +34,21 @@ def fence(text: str, language: str = "") -> str:
     """``text`` as a code block, fenced with more backticks than it holds anywhere."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     marks = "`" * max(3, longest + 1)
-    return f"{marks}{language}\n{_visible(text.rstrip())}\n{marks}"
+    return f"{marks}{language}\n{plain(text.rstrip())}\n{marks}"
 
 
-def _visible(text: str) -> str:
-    """Without terminal escapes and the characters that turn text around: what is shown is what is there."""
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf"))
+def report(trace: Trace, *, picture: str = "") -> str:
+    """The readable report of one target: outcome, speedups, profile, accuracy, isolation, rounds, the Judge's trail.
 
-
-def report(trace: Trace) -> str:
-    """The readable report of one target: outcome, speedups, accuracy, isolation, rounds, the Judge's trail, cost."""
+    ``picture``: a file beside the report that shows its rounds.
+    """
     parts = [f"# {escape(trace.target)} ({trace.language})", _headline(trace)]
     if trace.final is not None:
-        parts += [_speedups(trace.final), _accuracy(trace.final), _kernels(trace.final), _isolation(trace.final)]
-    parts += [_rounds(trace.rounds), _trail(trace.rounds), _logs(trace.rounds), _cost(trace)]
+        parts += [_speedups(trace.final)]
+    parts += [_standing(trace), _profile(profiles(trace))]
+    if trace.final is not None:
+        parts += [_accuracy(trace.final), _kernels(trace.final), _isolation(trace.final)]
+    parts += [_rounds(trace.rounds, picture), _trail(advice(trace.rounds)), _logs(trace.rounds), _cost(trace)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -54,12 +59,7 @@ def summary(traces: Sequence[Trace], total: Totals) -> str:
 
 
 def _headline(trace: Trace) -> str:
-    words = {
-        "forged": "Forged: the winner is correct and faster",
-        "kept_reference": "Kept the reference",
-        "failed": "No correct candidate",
-    }
-    lines = [f"**{words.get(trace.outcome, trace.outcome.capitalize())}.** {escape(trace.reason)}"]
+    lines = [f"**{OUTCOMES[trace.outcome]}.** {escape(trace.reason)}"]
     lines += [f"- {escape(note)}" for note in trace.notes]
     return "\n".join(lines)
 
@@ -74,11 +74,11 @@ def _speedups(final: Evaluation) -> str:
     cells = [
         (
             escape(entry.workload),
-            _time(entry.candidate),
-            _time(entry.eager),
-            _time(entry.compile),
-            _ratio(entry.vs_eager),
-            _ratio(entry.vs_compile),
+            amounts.median(entry.candidate),
+            amounts.median(entry.eager),
+            amounts.median(entry.compile),
+            amounts.interval(entry.vs_eager),
+            amounts.interval(entry.vs_compile),
             "" if not entry.roofline_ns else f"{entry.roofline_ns / entry.candidate.median_ns:.0%}",
             str(entry.launches),
         )
@@ -96,11 +96,11 @@ def _launch_bound(timing: Timing) -> str:
     cells = [
         (
             escape(entry.workload),
-            _time(entry.candidate),
-            _nanoseconds(entry.host.candidate_ns),
-            _time(entry.eager),
-            _nanoseconds(entry.host.eager_ns),
-            _nanoseconds(entry.host.compile_ns),
+            amounts.median(entry.candidate),
+            amounts.nanoseconds(entry.host.candidate_ns),
+            amounts.median(entry.eager),
+            amounts.nanoseconds(entry.host.eager_ns),
+            amounts.nanoseconds(entry.host.compile_ns),
         )
         for entry in timing.workloads
         if entry.host is not None and entry.host.eager_ns is not None
@@ -112,6 +112,93 @@ def _launch_bound(timing: Timing) -> str:
         "Launch-bound: beside the device's time of a cold call, the host's of calls one after another (replay without "
     )
     return f"\n\n{text}torch, the references in torch).\n\n{_table(header, cells)}"
+
+
+def _standing(trace: Trace) -> str:
+    cells = [
+        (
+            escape(entry.workload),
+            entry.party,
+            amounts.nanoseconds(entry.time_ns),
+            amounts.nanoseconds(entry.roofline_ns),
+            amounts.percent(entry.sol_percent),
+        )
+        for entry in standings(trace)
+    ]
+    if not cells:
+        return ""
+    text = "The roofline: the least bytes ÷ measured bandwidth, or the FLOPs ÷ measured peak, whichever takes longer."
+    return f"## Speed of light\n\n{text}\n\n{_table(('workload', 'who', 'time', 'roofline', 'reached'), cells)}"
+
+
+# -- the profile -----------------------------------------------------------------------------------------------------
+
+
+def _profile(found: Profiles | None) -> str:
+    if found is None:
+        return ""
+    profile = found.after
+    text = f"{found.after_name.capitalize()}, workload {escape(profile.workload)}: {RUNGS[profile.rung]}."
+    text += "".join(f"\n- {escape(note)}" for note in profile.notes)
+    parts = [text, _bounds(profile), _time_by_kernel(profile), _metrics(found), _rules(profile), _hot(profile.lines)]
+    return "## Profile\n\n" + "\n\n".join(part for part in parts if part)
+
+
+def _bounds(profile: Profile) -> str:
+    lines = []
+    for found in diagnose(profile):
+        if found.bound != "unknown":
+            shown = ", ".join(f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures)
+            lines.append(f"- {escape(found.kernel)}: **{found.bound}**, {found.explanation} ({escape(shown)})")
+    return "\n".join(lines)
+
+
+def _time_by_kernel(profile: Profile) -> str:
+    cells = [
+        (
+            escape(line.function[:80]),
+            "own" if line.own else "library",
+            str(line.launches),
+            amounts.nanoseconds(line.duration_ns),
+            "" if line.share is None else f"{line.share:.0%}",
+            line.shape,
+        )
+        for line in kernel_rows(profile)
+    ]
+    return _table(("kernel", "whose", "launches", "time", "share", "launch"), cells) if cells else ""
+
+
+def _metrics(found: Profiles) -> str:
+    cells = [
+        (escape(line.name), amounts.quantity(line.before, line.unit), amounts.quantity(line.after, line.unit))
+        for line in metric_rows(found)
+    ]
+    if not cells:
+        return ""
+    if found.before is None:
+        return _table(("metric", found.after_name), [(name, after) for name, _, after in cells])
+    return _table(("metric", found.before_name, found.after_name), cells)
+
+
+def _rules(profile: Profile) -> str:
+    lines = []
+    for found in profile.rules:
+        gain = "" if found.speedup_percent is None else f" (estimated gain {found.speedup_percent:.0f} %)"
+        lines.append(f"- {escape(f'{found.kernel}, {found.rule}{gain}: {found.text}')}")
+    return "What the profiler's rules say:\n\n" + "\n".join(lines) if lines else ""
+
+
+def _hot(lines: Sequence[HotLine]) -> str:
+    cells = [
+        (
+            escape(f"{line.file}:{line.line}"),
+            "" if line.share is None else f"{line.share:.0%}",
+            escape(", ".join(f"{name} {amounts.quantity(value, unit)}" for name, value, unit in line.figures)),
+            escape(line.source.strip()[:120]),
+        )
+        for line in lines
+    ]
+    return _table(("line", "of samples", "figures", "source"), cells) if cells else ""
 
 
 def _accuracy(final: Evaluation) -> str:
@@ -152,10 +239,7 @@ def _sanitizer(found: Verification) -> str:
 
 
 def _guard(found: Verification) -> str:
-    guard = found.guard
-    limits = ["contiguous tensors only"] if guard.contiguous_only else []
-    limits += [f"aligned to {guard.align_bytes} bytes"] if guard.align_bytes > 1 else []
-    limits += ["the drawn shapes only"] if guard.drawn_shapes_only else []
+    guard, limits = found.guard, guard_limits(found.guard)
     reasons = "".join(f"\n- {escape(reason)}" for reason in guard.reasons)
     if not limits:
         return f"\n\nBeside what was asked:{reasons}" if reasons else ""
@@ -166,7 +250,7 @@ def _kernels(final: Evaluation) -> str:
     if final.build is None or not final.build.kernels:
         return ""
     cells = [
-        (escape(item.kernel), *(_count(n) for n in (item.registers, item.static_shared_bytes, item.spill_bytes)))
+        (escape(item.kernel), *(amounts.count(n) for n in (item.registers, item.static_shared_bytes, item.spill_bytes)))
         for item in final.build.kernels
     ]
     table = _table(("kernel", "registers", "shared bytes", "spilled bytes"), cells)
@@ -187,13 +271,14 @@ def _isolation(final: Evaluation) -> str:
 # -- the rounds ------------------------------------------------------------------------------------------------------
 
 
-def _rounds(entries: Sequence[Round]) -> str:
+def _rounds(entries: Sequence[Round], picture: str) -> str:
     if not entries:
         return ""
     lines = [round_row(entry) for entry in entries]
     replayed = any(line.recorded_status for line in lines)
     header = ("round", "kind", "from", "status", *(("recorded",) if replayed else ()), "vs eager", "vs compile", "note")
-    return f"## Rounds\n\n{_table(header, [_round_cells(line, replayed) for line in lines])}"
+    shown = f"![Speedup by round]({picture})\n\n" if picture else ""
+    return f"## Rounds\n\n{shown}{_table(header, [_round_cells(line, replayed) for line in lines])}"
 
 
 def _round_cells(line: RoundRow, replayed: bool) -> tuple[str, ...]:
@@ -203,23 +288,29 @@ def _round_cells(line: RoundRow, replayed: bool) -> tuple[str, ...]:
         "" if line.parent is None else str(line.parent),
         line.status,
         *((escape(line.recorded_status),) if replayed else ()),
-        _speedup(line.speedup_eager),
-        _speedup(line.speedup_compile),
+        amounts.times(line.speedup_eager),
+        amounts.times(line.speedup_compile),
         escape(line.note[:200]),
     )
 
 
-def _trail(entries: Sequence[Round]) -> str:
-    told = [(entry.number, entry.feedback) for entry in entries if entry.feedback is not None]
+def _trail(told: Sequence[Advice]) -> str:
     if not told:
         return ""
     parts = []
-    for number, feedback in told:
-        names = ("Issue", "Why", "Fix") if feedback.kind == "correction" else ("Bottleneck", "Method", "Plan")
-        said = zip(names, (feedback.issue, feedback.why, feedback.action), strict=True)
-        lines = [f"- {name}: {escape(text)}" for name, text in said if text]
-        parts.append(f"**Before round {number}** ({feedback.kind})\n\n" + "\n".join(lines))
+    for one in told:
+        lines = [f"- {name}: {escape(text)}" for name, text in one.said]
+        lines += [f"- Cites: {escape('; '.join(one.cites))}"] if one.cites else []
+        lines += [f"- Not in the evidence: {escape(doubt)}" for doubt in one.doubts]
+        lines += [f"- Brought: {_brought(one)}"]
+        parts.append(f"**Before round {one.number}** ({one.kind})\n\n" + "\n".join(lines))
     return "## What the Judge said\n\n" + "\n\n".join(parts)
+
+
+def _brought(one: Advice) -> str:
+    text = one.status if one.after is None else f"{amounts.times(one.after)} vs eager"
+    text += f", round {one.about} had {amounts.times(one.before)}" if one.before is not None else ""
+    return text + (f" (expected: {one.expected:.2f} times as fast)" if one.expected is not None else "")
 
 
 def _logs(entries: Sequence[Round]) -> str:
@@ -237,7 +328,7 @@ def _build_log(entry: Round) -> str:
 
 
 def _cost(trace: Trace) -> str:
-    return f"## Cost\n\n{_spent(trace.usage)}, {trace.seconds:.1f} s."
+    return f"## Cost\n\n{amounts.spent(trace.usage)}, {trace.seconds:.1f} s."
 
 
 # -- the summary -----------------------------------------------------------------------------------------------------
@@ -248,10 +339,10 @@ def _summary_cells(line: Row) -> tuple[str, ...]:
         escape(line.target),
         line.language,
         line.outcome.replace("_", " "),
-        _speedup(line.speedup_eager),
-        _speedup(line.speedup_compile),
+        amounts.times(line.speedup_eager),
+        amounts.times(line.speedup_compile),
         str(line.rounds),
-        _usd(line.usage),
+        amounts.money(line.usage),
         escape(line.files[0]) if line.files else "",
     )
 
@@ -265,7 +356,7 @@ def _totals(total: Totals) -> str:
     ):
         if fast is not None and median is not None and geomean is not None:
             parts.append(f"vs {name}: fast₁ {fast:.0%}, median {median:.2f}×, geometric mean {geomean:.2f}×")
-    return "; ".join([*parts, _spent(total.usage), f"{total.seconds:.1f} s"]) + "."
+    return "; ".join([*parts, amounts.spent(total.usage), f"{total.seconds:.1f} s"]) + "."
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -276,37 +367,3 @@ def _table(header: Iterable[str], cells: Iterable[Iterable[str]]) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
     lines += ["| " + " | ".join(line) + " |" for line in cells]
     return "\n".join(lines)
-
-
-def _speedup(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}×"
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    return "" if ratio is None else f"{ratio.speedup:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
-
-
-def _time(sample: Sample | None) -> str:
-    return _nanoseconds(sample.median_ns if sample is not None else None)
-
-
-def _nanoseconds(time_ns: float | None) -> str:
-    if time_ns is None:
-        return ""
-    return f"{time_ns / 1e3:.2f} µs" if time_ns < 1e6 else f"{time_ns / 1e6:.3f} ms"
-
-
-def _count(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _usd(usage: Usage) -> str:
-    if usage.usd is None:
-        return "price unknown" if usage.input_tokens or usage.output_tokens else ""
-    return f"${usage.usd:.4f}"
-
-
-def _spent(usage: Usage) -> str:
-    tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
-    price = _usd(usage)
-    return f"{tokens}, {price}" if price else tokens

@@ -4,20 +4,49 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_cudaforge.records import Evaluation, Round, Trace, Usage
+from pytest_cudaforge.records import Evaluation, Feedback, Guard, Outcome, Round, Timing, Trace, Usage
+from pytest_cudaforge.report.standings import Standing, judged_round, standings, timing_of
 
-__all__ = ["RoundRow", "Row", "Totals", "geometric_mean", "round_row", "row", "rows", "totals"]
+__all__ = [
+    "OUTCOMES",
+    "Advice",
+    "RoundRow",
+    "Row",
+    "Totals",
+    "advice",
+    "geometric_mean",
+    "guard_limits",
+    "round_row",
+    "row",
+    "rows",
+    "sol_percent",
+    "totals",
+]
 
 #: Outcomes of targets that were really tried: what shares and means are taken over.
 TRIED = ("forged", "kept_reference", "failed")
+#: What each outcome means to a reader.
+OUTCOMES: Mapping[Outcome, str] = {
+    "forged": "Forged: the winner is correct and faster",
+    "kept_reference": "Kept the reference",
+    "failed": "No correct candidate",
+    "skipped": "Skipped",
+    "pending": "Pending",
+    "cancelled": "Cancelled",
+    "error": "Error",
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One target's line. Speedups are the fresh re-measurement's; a kept reference is 1.0: what the user has then."""
+    """One target's line. Speedups are the fresh re-measurement's; a kept reference is 1.0: what the user has then.
+
+    ``sol_percent*``: the roofline's time ÷ the measured one, of eager, ``torch.compile`` and the candidate of the last
+    verdict, as geometric means over workloads; None where nobody knows the roofline.
+    """
 
     target: str
     language: str
@@ -34,6 +63,9 @@ class Row:
     usage: Usage
     seconds: float
     files: tuple[str, ...]
+    sol_percent_eager: float | None = None
+    sol_percent_compile: float | None = None
+    sol_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +80,33 @@ class RoundRow:
     speedup_eager: float | None
     speedup_compile: float | None
     note: str
+    sol_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the Judge said before a round, and what came of it.
+
+    ``said`` are (heading, text); ``cites`` the figures it acted on; ``doubts`` what of it the evidence does not bear
+    out. ``before`` and ``after``: speedups over eager of the round it was about and of the round it led to, None where
+    one was not timed; ``expected``: the Judge's own guess of after ÷ before.
+    """
+
+    number: int
+    kind: str
+    about: int | None
+    said: tuple[tuple[str, str], ...]
+    cites: tuple[str, ...]
+    status: str
+    before: float | None
+    after: float | None
+    expected: float | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float | None:
+        """after ÷ before: of two sittings, so a few percent mean nothing."""
+        return self.after / self.before if self.after and self.before else None
 
 
 @dataclass(frozen=True)
@@ -82,6 +141,7 @@ def row(trace: Trace) -> Row:
     """The line of one target."""
     final, kept = trace.final, trace.outcome == "kept_reference"
     timing = final.timing if final is not None and trace.outcome == "forged" else None
+    near, judged = standings(trace), judged_round(trace)
     return Row(
         target=trace.target,
         language=trace.language,
@@ -98,6 +158,9 @@ def row(trace: Trace) -> Row:
         usage=trace.usage,
         seconds=trace.seconds,
         files=trace.files,
+        sol_percent_eager=_mean_sol(near, "eager"),
+        sol_percent_compile=_mean_sol(near, "compile"),
+        sol_percent=_mean_sol(near, f"round {judged.number}") if judged is not None else None,
     )
 
 
@@ -109,7 +172,7 @@ def _grade(entries: Sequence[Round]) -> str:
 def round_row(entry: Round) -> RoundRow:
     """The line of one round."""
     verdict = entry.evaluation
-    timing = verdict.timing if verdict is not None else None
+    timing = timing_of(verdict)
     return RoundRow(
         number=entry.number,
         kind=entry.kind,
@@ -119,13 +182,59 @@ def round_row(entry: Round) -> RoundRow:
         speedup_eager=timing.speedup_eager if timing else None,
         speedup_compile=timing.speedup_compile if timing else None,
         note=_round_note(entry, verdict),
+        sol_percent=sol_percent(timing),
     )
+
+
+def sol_percent(timing: Timing | None) -> float | None:
+    """The candidate's, as geometric mean over the workloads; None where one of them has no roofline."""
+    timed = timing.workloads if timing is not None else ()
+    shares = [100.0 * entry.roofline_ns / entry.candidate.median_ns for entry in timed if entry.roofline_ns]
+    return geometric_mean(shares) if len(shares) == len(timed) else None
+
+
+def _mean_sol(near: Sequence[Standing], party: str) -> float | None:
+    return geometric_mean([entry.sol_percent for entry in near if entry.party == party])
+
+
+def advice(entries: Sequence[Round]) -> tuple[Advice, ...]:
+    """The Judge's trail, in the order of the rounds."""
+    speedups = {entry.number: round_row(entry).speedup_eager for entry in entries}
+    return tuple(
+        Advice(
+            number=entry.number,
+            kind=entry.feedback.kind,
+            about=entry.parent,
+            said=_said(entry.feedback),
+            cites=entry.feedback.cites,
+            status=round_row(entry).status,
+            before=speedups.get(entry.parent) if entry.parent is not None else None,
+            after=speedups[entry.number],
+            expected=entry.feedback.expected,
+            doubts=entry.feedback.doubts,
+        )
+        for entry in entries
+        if entry.feedback is not None
+    )
+
+
+def _said(feedback: Feedback) -> tuple[tuple[str, str], ...]:
+    names = ("Issue", "Why", "Fix") if feedback.kind == "correction" else ("Bottleneck", "Method", "Plan")
+    said = (*zip(names, (feedback.issue, feedback.why, feedback.action), strict=True), ("Place", feedback.place))
+    return tuple((name, text) for name, text in said if text)
 
 
 def _round_note(entry: Round, verdict: Evaluation | None) -> str:
     parts = [entry.failure, f"same as round {entry.duplicate_of}" if entry.duplicate_of is not None else ""]
     parts += [verdict.reason if verdict is not None and not verdict.passed else "", *entry.notes]
     return "; ".join(part for part in parts if part)
+
+
+def guard_limits(guard: Guard) -> tuple[str, ...]:
+    """Where a kernel may be used, in words; nothing where it may be used wherever its workloads go."""
+    limits = ["contiguous tensors only"] if guard.contiguous_only else []
+    limits += [f"aligned to {guard.align_bytes} bytes"] if guard.align_bytes > 1 else []
+    return (*limits, "the drawn shapes only") if guard.drawn_shapes_only else tuple(limits)
 
 
 def totals(traces: Sequence[Trace], usage: Usage, seconds: float) -> Totals:

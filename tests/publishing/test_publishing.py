@@ -58,7 +58,13 @@ def state(root: Path) -> tuple[str, str, bytes]:
 def test_a_winner_is_published_as_files_and_manifest(tmp_path: Path) -> None:
     item = published(tmp_path)
     folder = tmp_path / "forged" / make_target(tmp_path).slug / "cpu"
-    assert {path.name for path in folder.iterdir()} == {"kernel.cpp", "plan.py", "evaluation.json", "report.md"}
+    assert {path.name for path in folder.iterdir()} == {
+        "kernel.cpp",
+        "plan.py",
+        "evaluation.json",
+        "report.md",
+        "rounds.svg",
+    }
     assert json.loads((folder / "evaluation.json").read_text())["status"] == "PASSED"
     entry = Manifest.load(tmp_path / "forged" / "manifest.json").entries[0]
     assert entry == item.entry
@@ -106,7 +112,10 @@ def test_the_branch_gets_the_files_and_the_user_keeps_everything(repo: Path) -> 
     assert set(names) == {
         "layers.py",
         "forged/manifest.json",
-        *(f"forged/{slug}/cpu/{name}" for name in ("kernel.cpp", "plan.py", "evaluation.json", "report.md")),
+        *(
+            f"forged/{slug}/cpu/{name}"
+            for name in ("kernel.cpp", "plan.py", "evaluation.json", "report.md", "rounds.svg")
+        ),
     }
     assert git(repo, "show", "forge/kernels:layers.py") == "class Scale: ...\n", "dirt is not committed"
     assert git(repo, "log", "-1", "--format=%s", "forge/kernels") == "perf: forge scale\n"

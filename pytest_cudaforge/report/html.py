@@ -1,0 +1,143 @@
+"""The whole run as one page that needs nothing else: no network, no script. Everything a model wrote is escaped.
+
+The page refuses scripts and requests by its own policy as well, so that a hole in the escaping would still do nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.resources
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pytest_cudaforge import durable
+from pytest_cudaforge.errors import UsageError
+from pytest_cudaforge.records import Trace
+from pytest_cudaforge.report import amounts, svg
+from pytest_cudaforge.report.html_target import target_section
+from pytest_cudaforge.report.html_words import badge, definitions, table, tiles
+from pytest_cudaforge.report.markup import Markup, joined, tag
+from pytest_cudaforge.report.rows import Row, Totals, rows
+
+__all__ = ["document", "write"]
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_MANY = 1
+
+
+def document(
+    traces: Sequence[Trace],
+    totals: Totals,
+    *,
+    environment: Mapping[str, str] | None = None,
+    notes: Iterable[str] = (),
+    made: datetime.datetime | None = None,
+) -> str:
+    """The page. ``made``: when the run ended, now without it."""
+    when = (made or datetime.datetime.now().astimezone()).strftime("%Y-%m-%d %H:%M %Z")
+    lines = rows(traces)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", "Forged kernels"),
+        tag("style", Markup(svg.COLOURS + svg.SHAPES + _style())),
+    )
+    body = tag(
+        "body",
+        tag("header", tag("h1", "Forged kernels"), tag("p", f"{_told(totals)} {when}", class_="faint")),
+        tag(
+            "main",
+            _tiles(totals),
+            [tag("p", note) for note in notes],
+            _contents(lines),
+            _overview(lines),
+            [target_section(f"t{index}", trace, line) for index, (trace, line) in enumerate(_paired(traces, lines))],
+            _environment(environment or {}),
+        ),
+        tag("footer", "Written by pytest-cudaforge. Speedups: median over paired blocks of baseline ÷ kernel."),
+    )
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def write(path: Path, page: str, option: str = "--forge-html") -> None:
+    """Write atomically. Raises :class:`UsageError`, naming ``option``, where the path cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_file(path, page)
+    except OSError as error:
+        raise UsageError(
+            f"{option}: {path} cannot be written: {error.strerror or error}", remedy="give another file"
+        ) from error
+
+
+def _paired(traces: Sequence[Trace], lines: Sequence[Row]) -> list[tuple[Trace, Row]]:
+    return list(zip(traces, lines, strict=True))
+
+
+def _style() -> str:
+    return importlib.resources.files("pytest_cudaforge.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def _told(total: Totals) -> str:
+    if not total.targets:
+        return "No target was forged."
+    return f"{total.forged} of {total.targets} targets forged, {total.tried} tried."
+
+
+def _tiles(total: Totals) -> Markup:
+    shown = [
+        (amounts.times(total.geomean_eager), "geometric mean vs eager"),
+        (amounts.times(total.geomean_compile), "geometric mean vs torch.compile"),
+        ("" if total.correct is None else f"{total.correct:.0%}", "of the tried have a correct candidate"),
+        ("" if total.fast_1_eager is None else f"{total.fast_1_eager:.0%}", "faster than eager"),
+        ("" if total.fast_1_compile is None else f"{total.fast_1_compile:.0%}", "faster than torch.compile"),
+        (amounts.money(total.usage), "cost"),
+        (f"{total.seconds:.0f} s" if total.seconds else "", "wall time"),
+    ]
+    return tiles(shown)
+
+
+def _contents(lines: Sequence[Row]) -> Markup | None:
+    if len(lines) <= _MANY:
+        return None
+    entries = [tag("li", tag("a", _name(line), href=f"#t{index}")) for index, line in enumerate(lines)]
+    return tag("nav", tag("h3", "Targets"), tag("ol", entries), aria_label="Targets")
+
+
+def _overview(lines: Sequence[Row]) -> Markup:
+    header = ["~target", "outcome", ">vs eager", ">vs compile", ">speed of light", ">rounds", ">cost", ">time"]
+    cells = [
+        (
+            tag("a", _name(line), href=f"#t{index}"),
+            badge(outcome_words(line.outcome), _shade(line.outcome)),
+            amounts.times(line.speedup_eager),
+            amounts.times(line.speedup_compile),
+            amounts.percent(line.sol_percent if line.outcome == "forged" else line.sol_percent_eager),
+            line.rounds,
+            amounts.money(line.usage),
+            f"{line.seconds:.0f} s",
+        )
+        for index, line in enumerate(lines)
+    ]
+    return joined(tag("h3", "Overview"), table(header, cells) if cells else tag("p", "There is nothing to show."))
+
+
+def outcome_words(outcome: str) -> str:
+    return outcome.replace("_", " ")
+
+
+def _shade(outcome: str) -> str:
+    shades: Mapping[str, str] = {"forged": "good", "failed": "bad", "error": "bad"}
+    return shades.get(outcome, "calm")
+
+
+def _name(line: Row) -> str:
+    return f"{line.target} ({line.language})"
+
+
+def _environment(environment: Mapping[str, str]) -> Markup | None:
+    told = definitions(environment.items())
+    return tag("section", tag("h2", "Environment"), told) if told else None

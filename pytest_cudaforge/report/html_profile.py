@@ -1,0 +1,121 @@
+"""What a profile saw, as part of the page: the bound, time by kernel, metrics before and after, hot lines."""
+
+from __future__ import annotations
+
+from pytest_cudaforge.hardware.diagnosis import diagnose
+from pytest_cudaforge.records import Profile
+from pytest_cudaforge.report import amounts, svg
+from pytest_cudaforge.report.html_words import bullets, cut, figure, folded, table
+from pytest_cudaforge.report.markup import Markup, joined, tag
+from pytest_cudaforge.report.profile_rows import RUNGS, Profiles, kernel_rows, metric_rows
+
+__all__ = ["profile_part"]
+
+
+def profile_part(found: Profiles | None) -> Markup | None:
+    if found is None:
+        return None
+    profile = found.after
+    said = f"{found.after_name.capitalize()}, workload {profile.workload}: {RUNGS[profile.rung]}."
+    return joined(
+        tag("h3", "Where the time goes"),
+        tag("p", said),
+        bullets(profile.notes),
+        _bounds(profile),
+        figure(
+            _time_by_kernel(profile), "Time by kernel, under the profiler: a share of the call, not the verdict's time."
+        ),
+        _metrics(found),
+        _rules(profile),
+        _hot_lines(profile),
+        _remarks(profile),
+    )
+
+
+def _bounds(profile: Profile) -> Markup | None:
+    return bullets(
+        joined(
+            tag("code", found.kernel),
+            ": ",
+            tag("b", found.bound),
+            f", {found.explanation} (",
+            ", ".join(f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures),
+            ")",
+        )
+        for found in diagnose(profile)
+        if found.bound != "unknown"
+    )
+
+
+def _time_by_kernel(profile: Profile) -> svg.Picture | None:
+    lines = [line for line in kernel_rows(profile) if line.duration_ns is not None]
+    shown = [
+        svg.Bar(
+            line.function,
+            line.duration_ns or 0.0,
+            ", ".join(
+                part
+                for part in (
+                    f"{line.share:.0%}" if line.share is not None else "",
+                    amounts.nanoseconds(line.duration_ns),
+                    "" if line.launches == 1 else f"{line.launches} launches",
+                    "" if line.own else "library",
+                )
+                if part
+            ),
+            "one" if line.own else "library",
+        )
+        for line in lines[:24]
+    ]
+    return svg.bars("Time by kernel", shown)
+
+
+def _metrics(found: Profiles) -> Markup | None:
+    lines = metric_rows(found)
+    if not lines:
+        return None
+    before = [f">{found.before_name}"] if found.before is not None else []
+    cells = [
+        (
+            tag("code", line.name),
+            *([amounts.quantity(line.before, line.unit)] if before else []),
+            amounts.quantity(line.after, line.unit),
+        )
+        for line in lines
+    ]
+    heading = "Metrics before and after" if before else "Metrics"
+    return folded(f"{heading} ({len(lines)})", table(["~metric", *before, f">{found.after_name}"], cells), shown=True)
+
+
+def _rules(profile: Profile) -> Markup | None:
+    if not profile.rules:
+        return None
+    cells = [
+        (
+            rule.kernel,
+            rule.rule,
+            "" if rule.speedup_percent is None else f"{rule.speedup_percent:.0f} %",
+            rule.text,
+        )
+        for rule in profile.rules
+    ]
+    return folded("What the profiler's rules say", table(["~kernel", "rule", ">estimated gain", "~text"], cells))
+
+
+def _hot_lines(profile: Profile) -> Markup | None:
+    if not profile.lines:
+        return None
+    cells = [
+        (
+            f"{line.file}:{line.line}",
+            "" if line.share is None else f"{line.share:.0%}",
+            tag("code", line.source.strip()[:160]),
+            ", ".join(f"{name} {amounts.quantity(value, unit)}" for name, value, unit in line.figures),
+        )
+        for line in profile.lines
+    ]
+    return joined(tag("p", "Hot lines:"), table(["line", ">of samples", "~source", "~figures"], cells))
+
+
+def _remarks(profile: Profile) -> Markup | None:
+    return folded("Remarks of the tools", tag("pre", cut("\n".join(profile.remarks)))) if profile.remarks else None

@@ -1,0 +1,126 @@
+"""What profiles say, as rows: time by kernel, metrics before and after, hot lines. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_cudaforge.records import Evaluation, Profile, ProfiledKernel, Trace
+from pytest_cudaforge.report.standings import judged_round
+
+__all__ = ["RUNGS", "KernelRow", "MetricRow", "Profiles", "kernel_rows", "longest_own", "metric_rows", "profiles"]
+
+#: What each rung of the ladder of profiles rests on.
+RUNGS = {
+    "ncu": "hardware counters of the GPU (Nsight Compute)",
+    "cupti": "kernel times (CUPTI), without hardware counters",
+    "counters": "hardware counters of the CPU (perf)",
+    "static": "static facts of the binary and the roofline, nothing measured",
+}
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The first and the last candidate that were looked at; ``before`` is None where they are the same one."""
+
+    after: Profile
+    after_name: str
+    before: Profile | None = None
+    before_name: str = ""
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel's part of a call. ``share``: of the time of all kernels (0 to 1); None where no time was seen."""
+
+    function: str
+    own: bool
+    launches: int
+    duration_ns: float | None
+    share: float | None
+    shape: str
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One figure of the longest own kernel, or of the whole call; None where a profile does not have it."""
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+
+
+def profiles(trace: Trace) -> Profiles | None:
+    """What was profiled of a target's candidates; None where nothing was."""
+    seen = [
+        (f"round {entry.number}", _profile(entry.evaluation)) for entry in trace.rounds if _passed(entry.evaluation)
+    ]
+    judged = judged_round(trace)
+    if _profile(trace.final) is not None:
+        seen.append((f"round {judged.number}" if judged is not None else "the winner", _profile(trace.final)))
+    elif judged is not None and _profile(judged.evaluation) is not None:
+        seen.append((f"round {judged.number}", _profile(judged.evaluation)))
+    found = [(name, profile) for name, profile in seen if profile is not None]
+    if not found:
+        return None
+    (first_name, first), (last_name, last) = found[0], found[-1]
+    if first.candidate == last.candidate:
+        return Profiles(last, last_name)
+    return Profiles(last, last_name, first, first_name)
+
+
+def _profile(verdict: Evaluation | None) -> Profile | None:
+    return verdict.profile if verdict is not None else None
+
+
+def _passed(verdict: Evaluation | None) -> bool:
+    return verdict is not None and verdict.passed
+
+
+def kernel_rows(profile: Profile) -> tuple[KernelRow, ...]:
+    """The longest first."""
+    whole_ns = sum(kernel.duration_ns or 0.0 for kernel in profile.kernels)
+    ordered = sorted(profile.kernels, key=lambda kernel: -(kernel.duration_ns or 0.0))
+    return tuple(
+        KernelRow(
+            kernel.function,
+            kernel.own,
+            kernel.launches,
+            kernel.duration_ns,
+            kernel.duration_ns / whole_ns if kernel.duration_ns is not None and whole_ns else None,
+            _shape(kernel),
+        )
+        for kernel in ordered
+    )
+
+
+def _shape(kernel: ProfiledKernel) -> str:
+    """``grid 128×1×1, block 256``; trailing ones say nothing."""
+    sides = [(name, list(extent)) for name, extent in (("grid", kernel.grid), ("block", kernel.block)) if extent]
+    for _, extent in sides:
+        while len(extent) > 1 and extent[-1] == 1:
+            extent.pop()
+    return ", ".join(f"{name} {'×'.join(map(str, extent))}" for name, extent in sides)
+
+
+def longest_own(profile: Profile) -> ProfiledKernel | None:
+    """The own kernel that takes longest: the first one where no time was seen."""
+    return max(
+        (kernel for kernel in profile.kernels if kernel.own), key=lambda one: one.duration_ns or 0.0, default=None
+    )
+
+
+def metric_rows(found: Profiles) -> tuple[MetricRow, ...]:
+    """Facts of the call, then metrics of the longest own kernel, as the later profile orders them."""
+    before, after = _figures(found.before), _figures(found.after)
+    return tuple(
+        MetricRow(name, unit, before.get((name, unit)), after.get((name, unit))) for name, unit in {**after, **before}
+    )
+
+
+def _figures(profile: Profile | None) -> dict[tuple[str, str], float]:
+    if profile is None:
+        return {}
+    kernel = longest_own(profile)
+    figures = (*profile.facts, *(kernel.metrics if kernel is not None else ()))
+    return {(name, unit): value for name, value, unit in figures}
