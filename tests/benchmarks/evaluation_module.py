@@ -108,9 +108,8 @@ def measure(evaluator: Evaluator, root: Path, name: str, source: str, runs: int)
         verdict = evaluator.evaluate(candidate, find(root, "::Norm"))
         if not verdict.passed or verdict.build is None:
             raise SystemExit(f"{name}: {verdict.status.value}: {verdict.reason}")
-        print(
-            f"{name}: {verdict.seconds:.1f} s, of it building extensions {verdict.build.seconds:.1f} s; {verdict.reason}"
-        )
+        built = f"of it building extensions {verdict.build.seconds:.1f} s"
+        print(f"{name}: {verdict.seconds:.1f} s, {built}; {verdict.reason}")
         whole_s += [verdict.seconds] if run else []
     print(f"{name}: median {statistics.median(whole_s):.1f} s ({min(whole_s):.1f} .. {max(whole_s):.1f}, n = {runs})")
 

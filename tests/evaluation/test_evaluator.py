@@ -499,3 +499,8 @@ def test_torch_compiles_own_kernels_come_with_the_baseline(evaluator: Evaluator,
     assert line.compile is not None
     assert line.generated.startswith('extern "C"')
     assert "for(int64_t" in line.generated
+
+
+def test_a_device_without_an_index_is_the_first():
+    with Evaluator(EvaluatorSettings(device="cuda")) as evaluator:
+        assert evaluator.settings.device == "cuda:0"
