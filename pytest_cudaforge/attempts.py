@@ -159,9 +159,14 @@ def _alike(one: frozenset[str], other: frozenset[str]) -> bool:
     return bool(union) and len(one & other) / len(union) >= _ALIKE
 
 
+#: What a place says beside the names of code.
+_PLACE_WORDS = frozenset({"the", "of", "in", "and", "a", "its", "loop", "launch", "kernel", "function", "plan", "line"})
+_PLACE_WORDS |= {"lines", "py", "cu", "cpp", "s", "to", "inner", "outer", "first", "second", "last"}
+
+
 def _near(one: str, other: str) -> bool:
     """Whether two places may be the same: unknown ones may, and lines of one file move from round to round."""
-    names, others = (set(re.findall(r"[A-Za-z_]\w{2,}", place)) for place in (one, other))
+    names, others = (set(re.findall(r"[A-Za-z_]\w*", place)) - _PLACE_WORDS for place in (one, other))
     return not names or not others or bool(names & others)
 
 

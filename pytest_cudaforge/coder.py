@@ -204,7 +204,9 @@ def _feedback(feedback: Feedback | None) -> str:
     if feedback is None:
         return ""
     # The Judge is a model, too, and read the candidate: what it says is quoted, like anything that is not ours.
-    said = fill(f"feedback_{feedback.kind}", issue=feedback.issue, why=feedback.why, action=feedback.action)
+    place = {"place": f"place: {feedback.place}"} if feedback.place else {"place": ""}
+    extra = place if feedback.kind == "optimization" else {}
+    said = fill(f"feedback_{feedback.kind}", issue=feedback.issue, why=feedback.why, action=feedback.action, **extra)
     return f"A reviewer says:\n{fence(said, 'text')}"
 
 

@@ -40,7 +40,9 @@ _FIGURE = re.compile(
     re.VERBOSE,
 )
 #: ``kernel.cu:12`` and ``kernel.cu, line 12``: a place, not a figure.
-_PLACE = re.compile(r"[\w/-]+\.[A-Za-z]{1,4}(?::\d+(?:[-–]\d+)?|,? lines? \d+(?:(?:[-–]| to | and )\d+)?)")
+_PLACE = re.compile(
+    r"(?<![\w/-])[\w/-]{1,80}\.[A-Za-z]{1,4}(?::\d+(?:[-–]\d+)?|,? lines? \d+(?:(?:[-–]| to | and )\d+)?)"
+)
 _DIMENSIONS: dict[str, Dimension] = {
     "rate": "byte rate",
     "bytes": "bytes",
@@ -56,14 +58,16 @@ _DIMENSIONS: dict[str, Dimension] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """``shown`` is the numeral as it stands, ``value`` in the dimension's base unit; ``slack`` is half a unit of the
-    last digit shown, as a share of the value. ``binary``: the value where kB means 1024 bytes."""
+    """``shown`` is the numeral as it stands, ``value`` in the dimension's base unit. ``slack`` is half a unit of the
+    last digit shown, as a share of the value; ``loose`` takes zeros at the end of a whole number for rounding, too, as
+    a speaker does. ``binary``: the value where kB means 1024 bytes."""
 
     text: str
     shown: float
     value: float
     dimension: Dimension
     slack: float
+    loose: float
     start: int
     binary: float | None = None
 
@@ -105,11 +109,12 @@ def _figures(text: str) -> Iterator[Figure]:
 def _figure(match: re.Match[str]) -> Figure:
     numeral = match["numeral"]
     shown = float(numeral.replace(",", "")) if numeral else float(match["base"]) ** min(int(match["power"]), 64)
-    slack = _slack(numeral, shown) if numeral else 0.0
+    slack, loose = _slack(numeral) if numeral else (0.0, 0.0)
     kind = _kind_of(match)
     factor, binary = _factor(match, kind)
+    dimension = _DIMENSIONS.get(kind, "")
     return Figure(
-        match.group(), shown, shown * factor, _DIMENSIONS.get(kind, ""), slack, match.start(), binary and shown * binary
+        match.group(), shown, shown * factor, dimension, slack, loose, match.start(), binary and shown * binary
     )
 
 
@@ -133,31 +138,37 @@ def _factor(match: re.Match[str], kind: str) -> tuple[float, float | None]:
     return (binary or 1.0, None) if match[f"{kind}_binary"] else (_PREFIX[prefix], binary)
 
 
-def _slack(numeral: str, value: float) -> float:
+def _slack(numeral: str) -> tuple[float, float]:
+    """Half a unit of the last digit, as a share; and what a speaker may have meant."""
     mantissa = re.split("[eE]", numeral.replace(",", ""))[0]
-    size = abs(float(mantissa))
+    size = float(mantissa)
     if not size:
-        return 0.0
+        return 0.0, 0.0
     _, point, decimals = mantissa.partition(".")
-    if point:
-        return 0.5 * 10.0 ** -len(decimals) / size
-    zeros = len(mantissa) - len(mantissa.rstrip("0"))
+    slack = min(0.5 * 10.0 ** -len(decimals) / size, _WIDEST)
     # 4200 may stand for 4150 to 4250, but 100 hardly for 50 to 150.
-    return max(0.5 / size, min(0.5 * 10.0**zeros / size, 0.05)) if zeros else 0.5 / size
+    zeros = 0 if point else len(mantissa) - len(mantissa.rstrip("0"))
+    return slack, max(slack, min(0.5 * 10.0**zeros / size, _ROUND)) if zeros else slack
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------
 
 #: Differences that nobody calls wrong, beside those of rounding.
 _RELATIVE = 0.01
+#: What zeros at the end, and what a single digit, may hide at most.
+_ROUND, _WIDEST = 0.035, 0.2
 
 
 def _same(claim: Figure, known: Figure) -> bool:
-    slack = claim.slack + known.slack
-    if not claim.dimension or not known.dimension:
-        # A bare number is read as it stands beside whatever unit; 0.87 is 87 %, too.
-        pairs = [(claim.shown, known.shown), (claim.value, known.value)]
-        return any(_close(*pair, slack) for pair in pairs)
+    # What is known was written with three digits, but for percentages.
+    slack = claim.loose + (known.slack if known.dimension == "share" else min(known.slack, 0.006))
+    if not claim.dimension:
+        # A bare number is looked up as it stands, beside whatever unit.
+        return _close(claim.shown, known.shown, slack) or _close(claim.value, known.value, slack)
+    if not known.dimension:
+        # 0.87 is 87 %; a count is no share.
+        fraction = known.value != int(known.value)
+        return fraction and claim.dimension in ("share", "ratio") and _close(claim.value, known.value, slack)
     if claim.dimension == known.dimension:
         values = {claim.value, claim.binary or claim.value}
         others = {known.value, known.binary or known.value}

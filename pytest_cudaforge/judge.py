@@ -1,21 +1,39 @@
-"""The Judge: evidence -> prompt, reply -> Feedback. Pure; it advises and never decides whether a candidate passes."""
+"""The Judge: evidence -> prompt, reply -> Feedback. Pure; it advises and never decides whether a candidate passes.
+
+A reply goes back once: where it cannot be read, where it claims figures that the evidence does not hold, names no
+place in the code, or proposes what was tried and brought nothing. What is still doubtful then is used, and noted.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_cudaforge import attempts, claims, figures
 from pytest_cudaforge.chat import Message
 from pytest_cudaforge.coder import dialect
 from pytest_cudaforge.errors import ReplyError
+from pytest_cudaforge.evidence import page
 from pytest_cudaforge.prompts import fence, sheets
 from pytest_cudaforge.prompts import render as fill
-from pytest_cudaforge.records import Baseline, DeviceFacts, Evaluation, Feedback, Round, Target, TargetFacts
+from pytest_cudaforge.records import (
+    Baseline,
+    Candidate,
+    Depth,
+    DeviceFacts,
+    Evaluation,
+    Feedback,
+    Round,
+    Target,
+    TargetFacts,
+)
 
-__all__ = ["SCHEMA", "JudgeEvidence", "evidence", "parse", "render", "render_repair"]
+__all__ = ["SCHEMA", "JudgeEvidence", "Reading", "doubts", "evidence", "parse", "read", "render", "render_repair"]
 
 Kind = Literal["correction", "optimization"]
 
@@ -29,25 +47,32 @@ MAX_VALUE_CHARACTERS = 3000
 MAX_REPLY_CHARACTERS = 100_000
 
 
-def _schema(keys: Sequence[str], *, cites: bool) -> dict[str, Any]:
-    properties: dict[str, Any] = {key: {"type": "string"} for key in keys}
-    if cites:
-        properties["cites"] = {"type": "array", "items": {"type": "string"}}
+_TEXT = {"type": "string"}
+
+
+def _schema(**properties: Any) -> dict[str, Any]:
     # Strict structured output wants every property required and no others.
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 #: JSON schema of a reply, by kind of feedback: what goes into ``ChatRequest.schema``.
 SCHEMA: Mapping[str, Mapping[str, Any]] = {
-    "correction": _schema(_KEYS["correction"], cites=False),
-    "optimization": _schema(_KEYS["optimization"], cites=True),
+    "correction": _schema(issue=_TEXT, why=_TEXT, fix=_TEXT),
+    "optimization": _schema(
+        bottleneck=_TEXT,
+        method=_TEXT,
+        place=_TEXT,
+        plan=_TEXT,
+        expected_speedup={"type": "number"},
+        cites={"type": "array", "items": _TEXT},
+    ),
 }
 
 
 @dataclass(frozen=True)
 class JudgeEvidence:
-    """All the Judge is told. ``subject`` is the round under review (with candidate and evaluation), ``attempts`` the
-    other rounds, of which it sees one line each."""
+    """All the Judge is told. ``subject`` is the round under review (with candidate and evaluation, profile included),
+    ``attempts`` the other rounds, of which it sees one line each. ``depth`` "full": it is asked to plan anew."""
 
     kind: Kind
     language: str
@@ -58,6 +83,7 @@ class JudgeEvidence:
     allow: tuple[str, ...]
     subject: Round
     attempts: tuple[Round, ...] = ()
+    depth: Depth = "quick"
 
 
 def evidence(
@@ -71,6 +97,7 @@ def evidence(
     subject: Round,
     rounds: Sequence[Round] = (),
     allow: Sequence[str] | None = None,
+    depth: Depth = "quick",
 ) -> JudgeEvidence:
     """Built by the loop for the round that the strategy proposed as parent.
 
@@ -79,7 +106,9 @@ def evidence(
     if subject.candidate is None or subject.evaluation is None:
         raise ValueError(f"round {subject.number} has no evaluated candidate to review")
     allowed = tuple(facts.allow if allow is None else allow)
-    return JudgeEvidence(kind, language, target, facts, device, tuple(baselines), allowed, subject, tuple(rounds))
+    return JudgeEvidence(
+        kind, language, target, facts, device, tuple(baselines), allowed, subject, tuple(rounds), depth
+    )
 
 
 # -- the prompt --------------------------------------------------------------------------------------------------
@@ -115,28 +144,32 @@ def _correction(told: JudgeEvidence) -> str:
 
 
 def _optimization(told: JudgeEvidence) -> str:
-    evaluation = _evaluation(told)
-    timing = sheets.render_timing(evaluation.timing) if evaluation.timing else sheets.render_baselines(told.baselines)
     return fill(
         "judge_optimization",
         **_reference(told),
-        timing=timing,
-        resources=sheets.render_resources(evaluation.build),
-        profile=sheets.render_profile(evaluation.profile),
-        attempts=sheets.render_attempts(told.attempts, told.subject.number),
+        evidence=_page(told),
+        replan=fill("judge_replan").strip() if told.depth == "full" else "",
     )
 
 
+def _page(told: JudgeEvidence) -> str:
+    return page(_evaluation(told), told.baselines, rounds=told.attempts).text
+
+
 def _reference(told: JudgeEvidence) -> dict[str, str]:
-    assert told.subject.candidate is not None  # evidence() saw to it
     return {
         "name": told.target.qualname,
         "source": fence(told.target.source, "python"),
         "workloads": sheets.render_workloads(told.facts.workloads),
         "contract": sheets.render_contract(told.facts, told.allow),
         "device": sheets.render_device(told.device),
-        "files": sheets.render_files(told.subject.candidate),
+        "files": sheets.render_files(_candidate(told)),
     }
+
+
+def _candidate(told: JudgeEvidence) -> Candidate:
+    assert told.subject.candidate is not None  # evidence() saw to it
+    return told.subject.candidate
 
 
 def _evaluation(told: JudgeEvidence) -> Evaluation:
@@ -145,6 +178,66 @@ def _evaluation(told: JudgeEvidence) -> Evaluation:
 
 
 # -- the reply ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``feedback`` None: the reply could not be read. ``problem``: why it goes back, None where nothing is wrong."""
+
+    feedback: Feedback | None
+    problem: ReplyError | None = None
+
+
+def read(text: str, told: JudgeEvidence) -> Reading:
+    """The feedback in a reply, with whatever is wrong with it."""
+    try:
+        feedback = parse(text, told.kind)
+    except ReplyError as error:
+        return Reading(None, error)
+    found = doubts(feedback, told)
+    problem = ReplyError("; ".join(found), expected=_EXPECTED) if found else None
+    return Reading(dataclasses.replace(feedback, doubts=found), problem)
+
+
+_EXPECTED = (
+    "figures as they stand in the evidence, or with their working; a place that the code has; and an idea that did not "
+    "fail yet, or the round named in which it did and what was wrong with it there"
+)
+
+
+def doubts(feedback: Feedback, told: JudgeEvidence) -> tuple[str, ...]:
+    """What a program can say against an optimization's feedback; nothing against a correction's."""
+    if feedback.kind != "optimization":
+        return ()
+    return tuple(_doubts(feedback, told))
+
+
+def _doubts(feedback: Feedback, told: JudgeEvidence) -> Iterator[str]:
+    claimed = [feedback.issue, *feedback.cites]
+    missing = claims.unfounded(claimed, _told_text(told), _code(told))
+    if missing:
+        yield f"these figures do not stand in the evidence: {', '.join(missing[:8])}"
+    if not any(figures.read(text) for text in claimed):
+        yield "neither bottleneck nor cites hold a figure"
+    candidate = _candidate(told)
+    if not claims.names_a_place(feedback.place, feedback.action, candidate):
+        known = ", ".join(sorted(claims.functions(candidate))[:12])
+        yield f"no place in the code is named: it has {known or 'no function'}"
+    again = attempts.repeated(feedback, attempts.remember(told.attempts))
+    if again is not None and again.measured is not None:
+        yield f"that was tried in round {again.number} and brought {again.measured:.3g}x"
+
+
+def _told_text(told: JudgeEvidence) -> str:
+    """All of the prompt that was measured or counted: no code, and not what a Judge said in an earlier round."""
+    reference = _reference(told)
+    measured = page(_evaluation(told), told.baselines).text
+    outcomes = [attempt.outcome for attempt in attempts.remember(told.attempts)]
+    return "\n".join([measured, reference["workloads"], reference["contract"], reference["device"], *outcomes])
+
+
+def _code(told: JudgeEvidence) -> str:
+    return "\n".join([told.target.source, *(text for _, text in _candidate(told).files)])
 
 
 def parse(text: str, kind: Kind) -> Feedback:
@@ -161,8 +254,12 @@ def parse(text: str, kind: Kind) -> Feedback:
     if not complete:
         missing = [key for key in keys if key not in found[-1]]
         raise ReplyError(f"the reply's JSON object lacks {', '.join(missing)}", expected=expected)
-    issue, why, action = (_text(complete[-1], key, expected) for key in keys)
-    return Feedback(kind, issue, why, action, _cites(complete[-1].get("cites")))
+    data = complete[-1]
+    issue, why, action = (_text(data, key, expected) for key in keys)
+    said = Feedback(kind, issue, why, action, _cites(data.get("cites")))
+    if kind == "correction":
+        return said
+    return dataclasses.replace(said, place=_place(data.get("place")), expected=_factor(data.get("expected_speedup")))
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
@@ -197,3 +294,18 @@ def _text(data: Mapping[str, Any], key: str, expected: str) -> str:
 def _cites(value: object) -> tuple[str, ...]:
     items = value if isinstance(value, list) else []
     return tuple(sheets.shorten(item, 200) for item in items if isinstance(item, str) and item.strip())[:20]
+
+
+def _place(value: object) -> str:
+    return sheets.shorten(" ".join(value.split()), 200) if isinstance(value, str) else ""
+
+
+def _factor(value: object) -> float | None:
+    """A predicted speedup: 1.25, "1.25x", "about 25 %"; None for anything else. Conversations recorded before there was
+    such a key have none."""
+    if isinstance(value, str):
+        found = figures.read(value)
+        value = (1.0 + found[0].value if found[0].dimension == "share" else found[0].value) if found else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) and 0.0 < value < 1e6 else None

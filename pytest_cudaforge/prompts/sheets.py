@@ -19,7 +19,6 @@ from pytest_cudaforge.records import (
     Evaluation,
     KernelResources,
     Mismatch,
-    Profile,
     Round,
     Sample,
     TargetFacts,
@@ -373,20 +372,6 @@ def _resources(kernel: KernelResources) -> str:
     parts = [f"{name} {value}{unit}" for name, value, unit in known if value is not None]
     name = kernel.kernel.replace("`", "'")
     return f"- `{name}`: {', '.join(parts)}" if parts else ""
-
-
-def render_profile(profile: Profile | None) -> str:
-    """The profile's metrics by the profiler's own names; "" until there is one."""
-    if profile is None:
-        return ""
-    lines = [
-        f"- {kernel.function}: {name} {value:.6g} {unit}".rstrip()
-        for kernel in profile.kernels
-        for name, value, unit in kernel.metrics
-    ]
-    lines += [f"- {name}: {value:.6g} {unit}".rstrip() for name, value, unit in profile.facts]
-    text = fence(shorten("\n".join(profile.remarks)), "text") if profile.remarks else ""
-    return "\n".join([f"Profile ({profile.rung}):", *lines, text]).rstrip()
 
 
 # -- earlier rounds ----------------------------------------------------------------------------------------------

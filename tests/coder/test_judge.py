@@ -9,10 +9,17 @@ from pytest_cudaforge.errors import ReplyError
 from pytest_cudaforge.records import Feedback, Profile, ProfiledKernel
 
 CORRECTION = {"issue": "a race", "why": "no barrier", "fix": "add one"}
-OPTIMIZATION = {"bottleneck": "two passes", "method": "fuse", "plan": "one loop", "cites": ["launches 2"]}
+OPTIMIZATION = {
+    "bottleneck": "200 us against a bound of 100 us: two passes",
+    "method": "fuse",
+    "place": "f",
+    "plan": "one loop with 512 elements a step",
+    "expected_speedup": 1.4,
+    "cites": ["now 200 us", "bound 100 us (reached to 50%)"],
+}
 
 
-def told(kind, subject, rounds=(), language="cpp"):
+def told(kind, subject, rounds=(), language="cpp", depth="quick"):
     return judge.evidence(
         made.target(),
         made.facts(),
@@ -22,6 +29,7 @@ def told(kind, subject, rounds=(), language="cpp"):
         kind=kind,
         subject=subject,
         rounds=rounds,
+        depth=depth,
     )
 
 
@@ -50,9 +58,11 @@ def test_an_optimization_shows_figures_resources_and_every_attempt():
     assert "CUDA" in system.content
     assert "bound 100 us (reached to 67%)" in user.content
     assert "registers 40" in user.content
-    assert user.content.count("- round ") == 3
-    assert "[the candidate above]" in user.content
-    assert "Profile" not in user.content
+    assert user.content.count("- round ") == 2, "what was tried, not the first candidate"
+    assert "measured 1.33x of round 1" in user.content
+    assert "measured 0.938x of round 2, 160 us, it brought nothing" in user.content
+    assert "No profile was taken" in user.content
+    assert "plan anew" not in user.content
 
 
 def test_the_profile_has_its_place():
@@ -60,7 +70,14 @@ def test_the_profile_has_its_place():
     kernel = ProfiledKernel("norm", True, 1, 1e4, metrics=(("sm__throughput.avg", 41.5, "%"),))
     profiled = dataclasses.replace(turn.evaluation, profile=Profile("ncu", "quick", "digest", "w", (kernel,)))
     user = judge.render(told("optimization", dataclasses.replace(turn, evaluation=profiled)))[1].content
-    assert "norm: sm__throughput.avg 41.5 %" in user
+    assert "`norm` (own): 100 %, 10 us, 1 launch" in user
+    assert "sm__throughput.avg 41.5 %" in user
+
+
+def test_who_is_stuck_is_asked_to_plan_anew():
+    user = judge.render(told("optimization", made.passed(1, 200_000), depth="full"))[1].content
+    assert "The last optimizations brought nothing" in user
+    assert "plan anew" in user
 
 
 @pytest.mark.parametrize("kind", ["correction", "optimization"])
@@ -97,7 +114,99 @@ def test_the_fields_of_feedback():
         "correction", "a race", "no barrier", "add one"
     )
     found = judge.parse(json.dumps(OPTIMIZATION), "optimization")
-    assert found == Feedback("optimization", "two passes", "fuse", "one loop", ("launches 2",))
+    assert (found.issue, found.why, found.action) == tuple(
+        OPTIMIZATION[key] for key in ("bottleneck", "method", "plan")
+    )
+    assert (found.place, found.expected, found.cites) == ("f", 1.4, tuple(OPTIMIZATION["cites"]))
+
+
+def test_what_was_recorded_before_there_were_place_and_expectation_can_be_read():
+    old = {key: OPTIMIZATION[key] for key in ("bottleneck", "method", "plan", "cites")}
+    found = judge.parse(json.dumps(old), "optimization")
+    assert (found.place, found.expected) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "factor"),
+    [
+        (1.25, 1.25),
+        ("1.25x", 1.25),
+        ("about 25 %", 1.25),
+        ("1.1x to 1.2x", 1.1),
+        (True, None),
+        ("a lot", None),
+        (None, None),
+        (-1, None),
+        (1e300, None),
+        ([1.2], None),
+        ("0x", None),
+    ],
+)
+def test_expected_speedups_are_numbers_or_read_from_words(value, factor):
+    found = judge.parse(json.dumps({**OPTIMIZATION, "expected_speedup": value}), "optimization")
+    assert found.expected == (None if factor is None else pytest.approx(factor))
+
+
+# -- what is held against a reply --------------------------------------------------------------------------------
+
+ROUNDS = (made.passed(1, 200_000), made.passed(2, 204_000, parent=1))
+
+
+def reading(**changes):
+    return judge.read(json.dumps({**OPTIMIZATION, **changes}), told("optimization", ROUNDS[0], ROUNDS))
+
+
+def test_a_reply_that_stands_on_its_evidence_is_taken():
+    found = reading()
+    assert found.problem is None
+    assert found.feedback.doubts == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"bottleneck": "occupancy is 23 % of 200 us"}, "do not stand in the evidence: 23 %"),
+        ({"cites": ["dram__throughput 91.7 %", "now 200 us"]}, "do not stand in the evidence: 91.7 %"),
+        ({"bottleneck": "two passes", "cites": []}, "neither bottleneck nor cites hold a figure"),
+        ({"place": "somewhere"}, "no place in the code is named: it has f, plan"),
+        ({"place": ""}, "no place in the code is named"),
+        ({"method": "keep each row in registers"}, "that was tried in round 2 and brought 0.98x"),
+    ],
+)
+def test_what_does_not_hold_goes_back(changes, problem):
+    found = reading(**changes)
+    assert problem in found.problem.what
+    assert found.feedback.doubts == (found.problem.what,), "and is noted where it is used all the same"
+    assert found.feedback.issue == {**OPTIMIZATION, **changes}["bottleneck"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"place": "kernel.cpp:2"},
+        {"place": "plan.py's launch"},
+        {"place": "", "plan": "in `f`, merge the loops"},
+        {"method": "use vectors of 16 floats, 512 threads and 3 stages; 1.8x in theory"},
+        {"method": "keep the row in registers: round 2 did, but spilled"},
+        {"expected_speedup": 7.7},
+    ],
+)
+def test_plans_may_name_new_numbers_and_failed_rounds(changes):
+    assert reading(**changes).problem is None
+
+
+def test_what_a_judge_once_said_is_no_evidence():
+    feedback = dataclasses.replace(ROUNDS[1].feedback, why="halve the 777 GB/s of traffic")
+    rounds = (ROUNDS[0], dataclasses.replace(ROUNDS[1], feedback=feedback))
+    reply = json.dumps({**OPTIMIZATION, "bottleneck": "777 GB/s of traffic"})
+    found = judge.read(reply, told("optimization", rounds[0], rounds))
+    assert "777 GB/s" in found.problem.what
+
+
+def test_a_correction_is_taken_as_it_is():
+    found = judge.read(json.dumps({**CORRECTION, "why": "113 threads race"}), told("correction", made.failed_build(1)))
+    assert found.problem is None
+    assert judge.read("hm", told("correction", made.failed_build(1))).feedback is None
 
 
 BODY = json.dumps(CORRECTION)

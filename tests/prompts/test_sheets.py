@@ -4,7 +4,7 @@ import prompt_records as made
 import pytest
 
 from pytest_cudaforge.prompts import sheets
-from pytest_cudaforge.records import Profile, ProfiledKernel, Status
+from pytest_cudaforge.records import Status
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_many_mismatches_do_not_flood_the_prompt():
     assert len(text) < 5000
 
 
-def test_timing_resources_and_profile():
+def test_timing_and_resources():
     turn = made.passed(1, 200_000)
     text = sheets.render_timing(turn.evaluation.timing)
     assert "Speedup 2x vs eager, 1.5x vs torch.compile (faster)." in text
@@ -138,11 +138,6 @@ def test_timing_resources_and_profile():
     assert "(reached to 50%); 1 launch" in text
     assert "- `peak_norm<float>`: registers 40, spills 16 B" in sheets.render_resources(turn.evaluation.build)
     assert sheets.render_resources(None) == ""
-    assert sheets.render_profile(None) == ""
-    kernel = ProfiledKernel("norm", True, 1, 1e4, metrics=(("dram__bytes.sum", 1.5e9, "byte"),))
-    profile = Profile("ncu", "quick", "digest", "w", (kernel,), remarks=("```\nrules",))
-    assert "- norm: dram__bytes.sum 1.5e+09 byte" in sheets.render_profile(profile)
-    assert "````text" in sheets.render_profile(profile)
 
 
 def test_the_only_round_is_no_earlier_attempt():

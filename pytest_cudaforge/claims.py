@@ -1,0 +1,117 @@
+"""What a Judge claims, held against what it was shown: its figures, and a place in the code. Pure.
+
+Only observations are checked: a plan may name any number, and an expected gain is a prediction. A figure counts as
+found where the evidence has it, give or take rounding and unit; one that was worked out counts where its working stands
+beside it (``262 MB / 71.8 us = 3.65 TB/s``) and holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from pytest_cudaforge.figures import Figure, found, read
+from pytest_cudaforge.records import Candidate
+
+__all__ = ["functions", "names_a_place", "unfounded"]
+
+#: Whole numbers up to this count things that anybody sees in the code: two passes, four loads.
+_COUNTED = 10
+#: What every programmer of the device knows: lanes of a warp, widths of an access, sectors, cache lines, a page.
+_COMMON = read("32, 4 B, 8 B, 16 B, 32 B, 64 B, 128 B, 4 kB, 4096 B, 0 %, 100 %")
+_LABEL = re.compile(r"\b(?:rounds?|lines?|steps?)\s+(?:\d+\s*(?:,|and|to|-|–)\s*)*$", re.IGNORECASE)
+_DIVIDED = frozenset(["/", "÷", "over", "against", "of", "in", "at", "vs", "vs.", "versus", "by"])
+_MULTIPLIED = frozenset(["*", "x", "×", "times"])
+_EQUALS = re.compile(r"\s*(?:=|≈|~|,|\(|is|are|makes|gives|takes)\s*(?:about |around |or |~|≈|=)?\s*")
+_WORKING_SLACK = 0.03
+
+
+# -- figures -----------------------------------------------------------------------------------------------------
+
+
+def unfounded(texts: Iterable[str], evidence: str, code: str) -> tuple[str, ...]:
+    """The figures of ``texts`` that stand neither in ``evidence`` nor, without a unit, in ``code``; each once."""
+    known, bare = read(evidence), read(code)
+    missing: dict[str, None] = {}
+    for text in texts:
+        stated = read(text)
+        fine = [_exempt(figure, text) or _stands(figure, known, bare) for figure in stated]
+        _accept_workings(text, stated, fine)
+        missing.update({figure.text: None for figure, ok in zip(stated, fine, strict=True) if not ok})
+    return tuple(missing)
+
+
+def _stands(figure: Figure, known: Sequence[Figure], bare: Sequence[Figure]) -> bool:
+    return found(figure, known) or (not figure.dimension and found(figure, bare))
+
+
+def _exempt(figure: Figure, text: str) -> bool:
+    """Counting words, ``round 12``, kinds of things (``16-byte loads``), and what everybody knows."""
+    after = text[figure.start + len(figure.text) :]
+    if not figure.dimension and figure.value <= _COUNTED and figure.value == int(figure.value):
+        return True
+    if re.match(r"-[A-Za-z]", after) or _LABEL.search(text[max(0, figure.start - 60) : figure.start]):
+        return True
+    return any(
+        figure.dimension == common.dimension and figure.value in (common.value, common.binary) for common in _COMMON
+    )
+
+
+def _accept_workings(text: str, stated: Sequence[Figure], fine: list[bool]) -> None:
+    """Mark results whose working stands before them: two figures that are fine, one operation, the right result."""
+    for index in range(len(stated) - 2):
+        left, right, result = stated[index : index + 3]
+        if fine[index] and fine[index + 1] and _EQUALS.fullmatch(_between(text, right, result)):
+            results = _results(left.value, _between(text, left, right).strip(), right.value)
+            slack = max(_WORKING_SLACK, result.loose)
+            fine[index + 2] |= any(abs(value - result.value) <= slack * abs(value) for value in results)
+
+
+def _between(text: str, one: Figure, other: Figure) -> str:
+    return text[one.start + len(one.text) : other.start]
+
+
+def _results(left: float, operation: str, right: float) -> tuple[float, ...]:
+    """What the working may give; a quotient is read either way round: 71.8 us against 62.4 us are 1.15x, and 87 %."""
+    if operation in _DIVIDED:
+        return tuple(a / b for a, b in ((left, right), (right, left)) if b)
+    if operation in _MULTIPLIED:
+        return (left * right,)
+    return {"+": (left + right,), "-": (left - right,), "–": (left - right,)}.get(operation, ())
+
+
+# -- places ------------------------------------------------------------------------------------------------------
+
+_DEFINED = re.compile(
+    r"^[ \t]*(?:def|class)[ \t]+(?P<python>\w+)"
+    r"|\b(?P<cxx>[A-Za-z_]\w*)\s*\((?:[^(){};]|\([^()]*\))*\)\s*(?:const\s*)?\{"
+    r"|\blaunch\(\s*[\"'](?P<launch>[A-Za-z_]\w*)",
+    re.MULTILINE,
+)
+_KEYWORDS = frozenset({"if", "for", "while", "switch", "catch", "return", "sizeof", "defined", "__launch_bounds__"})
+#: Names that are words of English, too: in a sentence they say nothing.
+_WORDS = frozenset({"plan", "prepare", "forward", "main", "kernel", "function", "run", "row", "add", "sum", "max"})
+_LINE = re.compile(r"([\w-]+\.(?:cu|cuh|cpp|h|hpp|py)),?(?::| lines? )(\d+)")
+
+
+def functions(candidate: Candidate) -> frozenset[str]:
+    """The names of kernels and functions that the candidate's files define or launch."""
+    found = (match for _, text in candidate.files for match in _DEFINED.finditer(text))
+    return frozenset(match["python"] or match["cxx"] or match["launch"] for match in found) - _KEYWORDS
+
+
+def names_a_place(place: str, plan: str, candidate: Candidate) -> bool:
+    """Whether ``place`` or, failing that, ``plan`` names a function, a launch or a line that the candidate has."""
+    return _is_place(place, candidate, frozenset()) or _is_place(plan, candidate, _WORDS)
+
+
+def _is_place(text: str, candidate: Candidate, too_common: frozenset[str]) -> bool:
+    quoted = set(re.findall(r"`(\w+)|\b(\w+)\(", text))
+    named = {name for pair in quoted for name in pair} | (set(re.findall(r"\w+", text)) - too_common)
+    if named & functions(candidate):
+        return True
+    sizes = {name: content.count("\n") + 1 for name, content in candidate.files}
+    if any(1 <= int(line) <= sizes.get(name, 0) for name, line in _LINE.findall(text) if len(line) < 7):
+        return True
+    # A plan with one launch needs no name for it.
+    return "plan.py" in text and "plan.py" in sizes and (not too_common or "launch" in text)
