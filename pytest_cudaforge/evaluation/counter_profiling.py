@@ -12,75 +12,29 @@ notes; the ladder (:mod:`.profiling`) goes on below.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
-import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from pytest_cudaforge import languages, plan
-from pytest_cudaforge.evaluation.cases import CallLayout, call_layout
 from pytest_cudaforge.evaluation.counter_reading import profile_of
-from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
-from pytest_cudaforge.evaluation.profiled_replay import SOCKET_NAME
-from pytest_cudaforge.evaluation.trusted_replay import buffers_of, outcome_of, replay_environment, with_lines
+from pytest_cudaforge.evaluation.replayed import Refused, Replayed
+from pytest_cudaforge.evaluation.trusted_replay import replay_environment
 from pytest_cudaforge.hardware import metrics, ncu
 from pytest_cudaforge.programs import end_in_time
 from pytest_cudaforge.records import Depth, Profile
 
-__all__ = ["CounterProfiler", "Refused"]
+__all__ = ["CounterProfiler"]
 
 #: Of one run of ncu, and of printing one page of its report. A call of gigabytes may take longer than a small one.
 _RUN_S, _PAGE_S = {"quick": 30.0, "full": 90.0}, 30.0
 _MOST_PAGE_BYTES = 64 << 20
 #: How many reports stay in the cache.
 _KEPT_REPORTS = 64
-
-
-class Refused(Exception):
-    """This rung could not be reached; the text says why. ``lasting``: nor will it be for another candidate."""
-
-    def __init__(self, reason: str, *, lasting: bool = False) -> None:
-        super().__init__(reason)
-        self.lasting = lasting
-
-
-class Handover:
-    """Gives one descriptor to whoever connects to the socket in ``folder``, until it is closed."""
-
-    def __init__(self, folder: Path, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A socket's address is short, a folder's may not be.
-        directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            self._socket.bind(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
-        finally:
-            os.close(directory)
-        self._socket.listen()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        # Closing the socket ends the wait; a client that is gone is waited for no longer.
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._socket.accept()
-                with connection, contextlib.suppress(OSError):
-                    socket.send_fds(connection, [b"m"], [self._descriptor])
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(timeout=5)
+_PAGES: dict[str, tuple[str, ...]] = {"quick": ("raw", "source"), "full": ("raw", "details", "source")}
 
 
 @dataclass
@@ -88,78 +42,49 @@ class CounterProfiler:
     """Runs ncu and reads its answers. ``unknown``: metrics that this device does not have, as far as was learnt."""
 
     program: Path
-    device: str
-    oracle: OracleClient
+    replayed: Replayed
     cache_dir: Path
     unknown: set[str] = field(default_factory=set)
 
     def look(self, call: ProfiledCall, static: Profile) -> Profile:
         """``static`` with what ncu saw. Raises Refused; OracleError and TargetError where inputs cannot be drawn."""
-        layout = call_layout(call.product.traced, frames=1)
-        with tempfile.TemporaryDirectory(prefix="cudaforge-profile-") as name:
-            folder = Path(name)
-            with self._values(call, layout) as arena:
-                lined = write_call(folder, call, layout, self.device, arena.nbytes, int(_RUN_S[static.depth]))
-                handover = Handover(folder, arena.fd)
-                try:
-                    self._run(folder, static.depth)
-                finally:
-                    handover.close()
+        limit_s = _RUN_S[static.depth]
+        with self.replayed.prepared(call, watch="counters", calls=1, limit_s=limit_s) as folder:
+            self._run(folder, static.depth)
             pages = self._pages(folder, static.depth)
             report = self._kept(folder / "report.ncu-rep", static)
+            lined = (folder / "lined").exists()
         notes = () if lined else ("the build with line numbers has other code: no source lines",)
         found = profile_of(call, static, pages)
         return replace(found, report=report, notes=(*found.notes, *notes))
 
-    @contextlib.contextmanager
-    def _values(self, call: ProfiledCall, layout: CallLayout) -> Iterator[ExportedArena]:
-        """An arena with drawn values, on the device."""
-        bench, arena = self.oracle.open_bench(call.target, call.product.workload.name, "", layout.data)
-        try:
-            self.oracle.fill_all(bench, [random.SystemRandom().getrandbits(62)], 0)
-            yield arena
-        finally:
-            arena.close()
-            self.oracle.close_bench(bench)
-
     def _run(self, folder: Path, depth: Depth) -> None:
         """Profile once, and once more without the metrics that ncu did not know. Raises Refused."""
-        for _ in range(2):
+        for attempt in range(2):
             asked = metrics.chosen(self.unknown)
-            reason, words = self._attempt(folder, depth, asked)
-            if not reason:
+            try:
+                self._profile(folder, depth, asked)
                 return
-            unknown = ncu.unknown_metrics_in(words) & set(asked)
-            if not unknown:
-                break
-            self.unknown |= unknown
-        raise Refused(reason, lasting=ncu.lasting_refusal(words))
+            except Refused as refusal:
+                words = _said(folder)
+                unknown = ncu.unknown_metrics_in(words) & set(asked)
+                if attempt or not unknown:
+                    reason = ncu.refusal_in(words) or str(refusal)
+                    raise Refused(reason, lasting=refusal.lasting or ncu.lasting_refusal(words)) from None
+                self.unknown |= unknown
 
-    def _attempt(self, folder: Path, depth: Depth, asked: Sequence[str]) -> tuple[str, str]:
-        """Why there is no report ("" where there is one), and all that ncu said."""
+    def _profile(self, folder: Path, depth: Depth, asked: Sequence[str]) -> None:
         report, log = folder / "report.ncu-rep", folder / "ncu.log"
-        (folder / "outcome.json").unlink(missing_ok=True)
         replayed = [sys.executable, "-B", "-m", "pytest_cudaforge.evaluation.profiled_replay", str(folder)]
         argv = ncu.command(self.program, report, replayed, depth=depth, metrics=asked, log=log)
-        try:
-            status = end_in_time(argv, folder, replay_environment(folder), _RUN_S[depth])
-        except OSError as error:
-            return f"ncu could not be started: {error}", ""
-        words = _text(log) + _text(folder / "output.txt")
-        told = outcome_of(folder / "outcome.json")
-        if status is None:
-            return f"ncu was ended after {_RUN_S[depth]:.0f} s", words
-        if not told.get("done"):
-            return ncu.refusal_in(words) or str(told.get("error") or "the replay under ncu did not finish"), words
+        self.replayed.run(argv, folder, _RUN_S[depth])
         if not report.exists():
-            return ncu.refusal_in(words) or f"ncu left no report (status {status})", words
-        return "", words
+            raise Refused("ncu left no report")
 
     def _pages(self, folder: Path, depth: Depth) -> dict[str, str]:
         """The report's pages as CSV. Raises Refused where not even the metrics can be read."""
-        wanted = ("raw", "source") if depth == "quick" else ("raw", "details", "source")
         pages: dict[str, str] = {}
-        threads = [threading.Thread(target=self._page, args=(folder, page, pages)) for page in wanted]
+        threads = [threading.Thread(target=self._page, args=(folder, page, pages)) for page in _PAGES[depth]]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -193,31 +118,9 @@ class CounterProfiler:
         return str(place)
 
 
-def write_call(
-    folder: Path, call: ProfiledCall, layout: CallLayout, device: str, arena_bytes: int, limit_s: int
-) -> bool:
-    """What the replay reads, and the source beside it, where ncu looks for it. True where the binaries have lines."""
-    product, buffers, names, lined = call.product, buffers_of(call.product, layout), [], True
-    for index, binary in enumerate(product.binaries):
-        with_table = with_lines(binary, call.lined)
-        lined = lined and (with_table is not binary or binary.language != "cuda")
-        names.append(f"binary-{index}")
-        (folder / names[-1]).write_bytes(languages.binary_to_bytes(with_table))
-    for name, text in call.candidate.files:
-        if name.startswith("kernel.") and "/" not in name:
-            (folder / name).write_text(text, encoding="utf-8")
-    data: dict[str, Any] = {
-        "traced": plan.encode(product.traced),
-        "binaries": names,
-        "device": device,
-        "limit_s": limit_s,
-        "arena_bytes": arena_bytes,
-        "memory": buffers.memory,
-        "main": buffers.main,
-        "prepare": buffers.prepare,
-    }
-    (folder / "call.json").write_text(json.dumps(data), encoding="utf-8")
-    return lined
+def _said(folder: Path) -> str:
+    """All that ncu printed."""
+    return _text(folder / "ncu.log") + _text(folder / "output.txt")
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,7 @@
-"""The process that Nsight Compute looks at: one call of a launch plan between the profiler's start and stop.
+"""The process that a profiler looks at: one call of a launch plan between the profiler's start and stop.
+
+Nsight Compute looks from outside; where it cannot, CUPTI does from inside, through torch's profiler, and leaves
+``trace.json`` ("watch": "trace").
 
 Trusted host code; torch is imported only where the plan has library calls, since its start-up is most of a profile's
 time. It reads ``call.json`` and ``binary-<i>`` from the folder it is given, takes the arena with the call's values as a
@@ -78,16 +81,32 @@ def _replay(folder: Path, call: Any, driver: Any) -> None:
     def bound(part: LaunchPlan, places: Any) -> Any:
         return load_program(part, binaries, call["device"]).bind(memory.addresses(places))
 
+    if call["watch"] == "trace":
+        import torch  # noqa: F401 - before the first kernel, as its profiler wants it
     if traced.prepare is not None:
         bound(traced.prepare, call["prepare"]).run()
     calls = bound(traced.main, call["main"])
     # Once before the profiler looks: modules load lazily, and libraries choose their kernels at the first call.
     calls.run()
     checked(driver.cuCtxSynchronize(), "running the kernels")
+    if call["watch"] == "trace":
+        _trace(folder, driver, calls, int(call["calls"]))
+        return
     checked(driver.cuProfilerStart(), "starting the profiler")
     calls.run()
     checked(driver.cuCtxSynchronize(), "running the kernels under the profiler")
     checked(driver.cuProfilerStop(), "stopping the profiler")
+
+
+def _trace(folder: Path, driver: Any, calls: Any, count: int) -> None:
+    """Names, times and shapes of the kernels of ``count`` calls, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(count):
+            calls.run()
+        checked(driver.cuCtxSynchronize(), "running the kernels under torch's profiler")
+    seen.export_chrome_trace(str(folder / "trace.json"))
 
 
 def main() -> None:
@@ -100,7 +119,7 @@ def main() -> None:
     try:
         _replay(folder, call, driver_of(int(call["device"].partition(":")[2] or 0)))
         outcome["done"] = True
-    except (ForgeError, OSError, ValueError, KeyError, MemoryError) as error:
+    except (ForgeError, ImportError, OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"[:2000]
     (folder / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
 
