@@ -25,9 +25,9 @@ from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.records import Status, Target, Work
 
-__all__ = ["ModuleWork", "Workbench", "least_own"]
+__all__ = ["PROFILED_CALLS", "ModuleWork", "Workbench", "least_own"]
 
-_PROFILED_CALLS = 3
+PROFILED_CALLS = 3
 #: What own functions do instead of their work, and how the verdict says so.
 _SABOTAGES = {"raise": "raise an error", "garbage": "return garbage and write nothing"}
 
@@ -63,13 +63,17 @@ class Workbench:
             except (LaunchFailure, WorkerFailure) as error:
                 raise self._refusal(error) from error
 
-    def work(self) -> ModuleWork:
-        """Profile a call, then prove that the candidate's own kernels make its answer."""
+    def seen(self) -> CallProfile:
+        """What runs in :data:`PROFILED_CALLS` calls, by torch's profiler in a worker."""
         try:
             with self._started("watch") as (worker, layout, _):
-                profile = worker.profile(layout.bindings(0), _PROFILED_CALLS, timeout_s=10 * self._limit_s)
+                return worker.profile(layout.bindings(0), PROFILED_CALLS, timeout_s=10 * self._limit_s)
         except (LaunchFailure, WorkerFailure) as error:
             raise self._refusal(error) from error
+
+    def work(self) -> ModuleWork:
+        """Profile a call, then prove that the candidate's own kernels make its answer."""
+        profile = self.seen()
         found = label_of_call(profile)
         if profile.own_calls:
             # Two processes at once: each spends its time on imports and a GPU's context.

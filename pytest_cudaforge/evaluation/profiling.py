@@ -6,14 +6,25 @@ cannot be reached the profile says why and the next lower one answers. Nothing h
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from pytest_cudaforge.errors import DeviceError
+from pytest_cudaforge.evaluation import kernel_times
+from pytest_cudaforge.evaluation.contract import CallProfile
+from pytest_cudaforge.evaluation.counter_profiling import CounterProfiler
+from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall, longest
+from pytest_cudaforge.evaluation.replayed import Refused, Replayed
 from pytest_cudaforge.evaluation.static_profile import static_facts, static_kernels
-from pytest_cudaforge.records import Candidate, Depth, Profile
+from pytest_cudaforge.hardware import ncu
+from pytest_cudaforge.records import Candidate, Depth, Profile, ProfiledKernel
 
-__all__ = ["ProfiledCall", "longest", "static_profile", "unbuilt"]
+__all__ = ["ProfiledCall", "Profiler", "longest", "module_profile", "static_profile", "unbuilt"]
 
 
 def static_profile(call: ProfiledCall, depth: Depth) -> Profile:
@@ -33,3 +44,70 @@ def static_profile(call: ProfiledCall, depth: Depth) -> Profile:
 def unbuilt(candidate: Candidate, depth: Depth, reason: str) -> Profile:
     """What is left to say of a candidate that cannot be built (any more)."""
     return Profile("static", depth, candidate.digest, "", notes=(f"the candidate could not be built: {reason}",))
+
+
+def module_profile(call: ProfiledCall, depth: Depth, seen: CallProfile, calls: int) -> Profile:
+    """Of a ModelNew, from what torch's profiler saw of ``calls`` calls in its sandboxed worker: its own functions
+    together, and every operator beside them. Its host code could tell that a profiler looks, so this is advice."""
+    static = static_profile(call, depth)
+    timed = [("its own functions", True, max(1, round(seen.own_calls / calls)), seen.own_ns)] if seen.own_calls else []
+    timed += [(name, False, 1, ns) for name, ns in seen.operators if ns]
+    kernels = tuple(
+        ProfiledKernel(name, own, launches, ns / calls)
+        for name, own, launches, ns in sorted(timed, key=lambda entry: -entry[3])
+    )
+    facts = (("own_share", 100.0 * seen.own_share, "%"), ("host_time", seen.host_ns / calls, "ns"))
+    note = "a module's host code runs in the sandbox, where torch's profiler is what can look at it"
+    return replace(static, rung="cupti", kernels=kernels, facts=(*static.facts, *facts), notes=(note,))
+
+
+class Profiler:
+    """Profiles of launch plans on one GPU. It remembers which rungs will not bear any candidate.
+
+    One call at a time: whoever calls holds the device alone, and another one waits.
+    """
+
+    def __init__(
+        self, device: str, oracle: OracleClient, cache_dir: Path, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._replayed = Replayed(device, oracle)
+        self._cache_dir, self._environ = cache_dir, environ
+        self._lock = threading.Lock()
+        self._counters: CounterProfiler | None = None
+        self._broken: dict[str, str] = {}
+
+    def profile(self, call: ProfiledCall, depth: Depth) -> Profile:
+        """Climb as high as it goes. Raises OracleError and TargetError where the call's inputs cannot be drawn."""
+        static = static_profile(call, depth)
+        if not call.product.traced.main.steps:
+            return replace(static, notes=("the plan runs nothing on the device",))
+        rungs: tuple[tuple[str, Callable[[ProfiledCall, Profile], Profile]], ...] = (
+            ("Nsight Compute", self._with_counters),
+            ("kernel times", self._with_times),
+        )
+        notes: list[str] = []
+        with self._lock:
+            for name, look in rungs:
+                try:
+                    if name in self._broken:
+                        raise Refused(self._broken[name])
+                    found = look(call, static)
+                    return replace(found, notes=(*notes, *found.notes))
+                except Refused as refusal:
+                    notes.append(f"no {name}: {refusal}")
+                    if refusal.lasting:
+                        self._broken[name] = str(refusal)
+                except DeviceError as error:
+                    notes.append(f"no {name}: {error.what}")
+        return replace(static, notes=tuple(notes))
+
+    def _with_counters(self, call: ProfiledCall, static: Profile) -> Profile:
+        if self._counters is None:
+            program = ncu.find_ncu(self._environ)
+            if program is None:
+                raise Refused("ncu was not found; `cudaforge doctor` says what to install", lasting=True)
+            self._counters = CounterProfiler(program, self._replayed, self._cache_dir)
+        return self._counters.look(call, static)
+
+    def _with_times(self, call: ProfiledCall, static: Profile) -> Profile:
+        return kernel_times.look(self._replayed, call, static)
