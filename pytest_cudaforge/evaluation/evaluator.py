@@ -25,7 +25,7 @@ from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.module_building import Workshop
-from pytest_cudaforge.evaluation.module_work import Workbench, least_own
+from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
@@ -137,6 +137,7 @@ class Evaluator:
         self._servers = ForkServers(SandboxSettings(isolation=settings.isolation, environment=self._threads))
         self._cache = BuildCache(settings.cache_dir / "builds")
         self.sanitizing = Sanitizing(settings.device, self.oracle)
+        self.profiler = profiling.Profiler(settings.device, self.oracle, settings.cache_dir)
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
 
@@ -590,6 +591,11 @@ class _Attempt:
         lined = kitchen.compiled_with_lines if isinstance(kitchen, Kitchen) else lambda _: None
         call = ProfiledCall(self.candidate, self.target, self.facts, product, host.device, lined)
         with host.lease.timing():
+            if isinstance(kitchen, Workshop):
+                seen = self._workbench(kitchen, product).seen()
+                return profiling.module_profile(call, depth, seen, PROFILED_CALLS)
+            if host.kind == "cuda":
+                return host.profiler.profile(call, depth)
             return profiling.static_profile(call, depth)
 
     def beside(self, workload: str) -> Incumbent | None:
