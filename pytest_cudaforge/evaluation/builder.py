@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_cudaforge import errors, languages, plan
 from pytest_cudaforge.errors import ForgeError, PlanError, SandboxError, WorkerCrash, WorkerProtocol
 from pytest_cudaforge.evaluation.channel import BUILDER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.languages import Binary, Unit, extension
+from pytest_cudaforge.languages import Binary, Unit, cpp, extension
+from pytest_cudaforge.languages.cpp import Place
 from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text, request_to_text
 from pytest_cudaforge.plan import TracedPlan
+from pytest_cudaforge.records import from_json, to_json
 from pytest_cudaforge.runtime.signature import Signature
 
 __all__ = ["Builder", "serve"]
@@ -27,7 +30,7 @@ __all__ = ["Builder", "serve"]
 _KINDS = {"cuda": "cuda", "triton": "triton"}
 #: Languages whose compiler runs the candidate's own code: it can end its process, or answer, in our name.
 _RUNS_CANDIDATES = ("triton",)
-_TRACE, _COMPILE, _EXTENSION = 1, 2, 3
+_TRACE, _COMPILE, _EXTENSION, _PLACES = 1, 2, 3, 4
 _OK, _REFUSED, _BROKEN, _FAULTED = range(4)
 #: Exit status of a child that ended by a traceback of our own code (see the fork server's outermost frame).
 _OWN_FAULT = 70
@@ -99,13 +102,37 @@ class Builder:
             raise WorkerProtocol(f"the builder's library is malformed: {error}", phase="building") from None
         return binary
 
+    def places(self, binary: Binary, offsets: Sequence[int], *, timeout_s: float = 30) -> tuple[Place, ...]:
+        """Where instructions of a cpp ``binary`` (built with line numbers) come from, by their offsets in its file.
+
+        Tools that read a candidate's debug information and code run in the sandbox, not in the supervisor.
+
+        Raises WorkerTimeout, WorkerCrash, WorkerProtocol and SandboxError."""
+        phase = "looking up lines"
+        reply = self._ask("plain", _PLACES, {"offsets": list(offsets)}, phase, timeout_s, blob=binary.code)
+        try:
+            found: tuple[Place, ...] = from_json(tuple[Place, ...], json.loads(reply.text))
+        except (ValueError, RecursionError):
+            found = ()
+        if len(found) != len(offsets):
+            raise WorkerProtocol("the builder's lines are malformed", phase=phase)
+        return tuple(replace(place, instruction=_printable(place.instruction[:200])) for place in found)
+
     def _ask(
-        self, kind: str, operation: int, payload: Any, phase: str, timeout_s: float, *, honest: bool = True
+        self,
+        kind: str,
+        operation: int,
+        payload: Any,
+        phase: str,
+        timeout_s: float,
+        *,
+        honest: bool = True,
+        blob: bytes = b"",
     ) -> Reply:
         """``honest``: no code of the candidate's runs in the child, so a fault there is ours."""
         child = self._spawn(kind)
         try:
-            reply = child.ask(operation, payload, phase=phase, caps=BUILDER_CAPS, timeout_s=timeout_s)
+            reply = child.ask(operation, payload, phase=phase, caps=BUILDER_CAPS, timeout_s=timeout_s, blob=blob)
         except WorkerCrash as crash:
             if crash.status == _OWN_FAULT and honest:
                 raise _own_fault(phase, crash.what) from crash
@@ -182,6 +209,8 @@ def serve(channel: Channel) -> None:
 def _answer(request: Request) -> tuple[str, bytes]:
     if request.operation == _TRACE:
         return _trace(request)
+    if request.operation == _PLACES:
+        return json.dumps(to_json(cpp.places(request.blob, request.payload["offsets"]))), b""
     return "", _compile(request) if request.operation == _COMPILE else _extension(request)
 
 

@@ -148,16 +148,25 @@ class Kitchen:
         return binaries
 
     def compiled_with_lines(self, binary: Binary) -> Binary | None:
-        """The unit of ``binary`` once more with line numbers; None where the language or the compiler has none."""
-        if self.candidate.language != "cuda":
+        """The unit of ``binary`` once more with line numbers; None where the language or the compiler has none.
+
+        A cpp binary's log then says what became of each loop (see ``languages.remarks``)."""
+        if self.candidate.language not in ("cuda", "cpp"):
             return None
         unit = next((unit for unit, known in self._binaries.items() if known is binary), None)
         if unit is None:
             return None
+        key = self._key(unit, lineinfo=True)
+        known = self.cache.get(key) if self.cache is not None and not self.fresh else None
+        if isinstance(known, Binary):
+            return known
         try:
-            return self.builder.compile(self.candidate.language, self.source, unit, self.arch, lineinfo=True)
+            lined = self.builder.compile(self.candidate.language, self.source, unit, self.arch, lineinfo=True)
         except (BuildFailure, WorkerFailure):
             return None
+        if self.cache is not None:
+            self.cache.put(key, lined)
+        return lined
 
     def _compile_unit(self, unit: Unit) -> Binary:
         published = find_binary(self._published, unit, self.arch)
@@ -180,10 +189,10 @@ class Kitchen:
             self.cache.put(key, binary)
         return binary
 
-    def _key(self, unit: Unit) -> str:
+    def _key(self, unit: Unit, *, lineinfo: bool = False) -> str:
         fingerprint = self.language.fingerprint(self.arch)
         # Two languages may compile one text with one compiler.
-        return build_key(self.source, unit, f"{self.candidate.language} {fingerprint}", self.arch)
+        return build_key(self.source, unit, f"{self.candidate.language} {fingerprint}", self.arch, lineinfo=lineinfo)
 
 
 def _headline(error: BuildFailure) -> str:

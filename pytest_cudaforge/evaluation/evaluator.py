@@ -19,11 +19,12 @@ from typing import Literal
 
 from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
-from pytest_cudaforge.evaluation import backward, profiling
+from pytest_cudaforge.evaluation import backward, host_profiling, profiling
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.contract import label_of
+from pytest_cudaforge.evaluation.host_profiling import HostSeat
 from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
 from pytest_cudaforge.evaluation.oracle import OracleClient
@@ -596,7 +597,18 @@ class _Attempt:
                 return profiling.module_profile(call, depth, seen, PROFILED_CALLS)
             if host.kind == "cuda":
                 return host.profiler.profile(call, depth)
-            return profiling.static_profile(call, depth)
+            return host_profiling.profile(call, depth, self._seat(product))
+
+    def _seat(self, product: Product) -> HostSeat:
+        host = self.evaluator
+        return HostSeat(
+            oracle=host.oracle,
+            worker_of=self._worker_of,
+            places=host._servers.builder().places,
+            frames=frame_count(product.workload, host.kind, host._cache_bytes, self.clock),
+            threads=_openmp_threads(host.device),
+            hang_limit_s=host.hang_limit_s(self._slowest()),
+        )
 
     def beside(self, workload: str) -> Incumbent | None:
         """This attempt's product for ``workload``, as another's incumbent; None for calls that move gigabytes, of
@@ -835,3 +847,9 @@ def _thread_policy() -> tuple[tuple[str, str], ...]:
     if not chosen and stalled_share() > statistics.FOREIGN:
         chosen = "passive"
     return (("OMP_WAIT_POLICY", chosen),) if chosen else ()
+
+
+def _openmp_threads(device: DeviceFacts) -> int:
+    """How many threads a candidate's parallel regions get: the environment's say, else one a core."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and int(told) else max(1, device.sm_count)

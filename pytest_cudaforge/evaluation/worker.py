@@ -6,6 +6,9 @@ says is believed: outputs are compared by the oracle and time is taken by the su
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -30,7 +33,7 @@ Which = Literal["main", "prepare"]
 #: (slot of an attached arena, byte offset of the buffer's first element); one per buffer of the plan, in order
 Binding = tuple[int, int]
 
-_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN = range(1, 9)
+_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 
@@ -179,6 +182,10 @@ class Worker:
             raise WorkerProtocol(f"one value asked, {len(reply.values)} came", phase="calls by two clocks")
         return taken_ns, reply.values[0]
 
+    def set_threads(self, count: int) -> None:
+        """CPU only: how many threads OpenMP's parallel regions get from now on, where they do not say themselves."""
+        self._ask(_THREADS, {"count": count}, "setting the number of threads", 30)
+
     def stop(self) -> None:
         """SIGSTOP; returns once every thread has stopped.
 
@@ -290,6 +297,8 @@ class _Service:
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"])
+        elif request.operation == _THREADS:
+            _set_openmp_threads(asked["count"])
         elif request.operation == _TIME_EVENTS:
             return self._time_events(asked)
         elif request.operation == _TIME_RUN:
@@ -392,3 +401,9 @@ class _Service:
 
             self._clock = EventClock(self._index)
         return self._clock
+
+
+def _set_openmp_threads(count: int) -> None:
+    """Of the OpenMP runtime that the kernels brought along; nothing where they brought none."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(ctypes.c_int(count))

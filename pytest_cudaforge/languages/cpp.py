@@ -15,9 +15,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.languages import remarks
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
 from pytest_cudaforge.languages.logs import reduce_log
 from pytest_cudaforge.languages.renaming import clashing
@@ -42,7 +44,13 @@ FLAGS = (
     "-Wl,--no-undefined",
     "-Wl,-z,now",
 )
+#: What g++ says about its loops goes into the log with these; the code stays the same.
+#: addr2line of binutils 2.40 takes one file for another in what g++ 12 writes as DWARF 5.
+_EXPLAINED = ("-g1", "-gdwarf-4", *remarks.FLAGS)
 SOURCE_NAME = "kernel.cpp"
+#: Larger ones take objdump long.
+_MOST_LISTED_BYTES = 4 << 20
+_MOST_INSTRUCTION_CHARS = 120
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
 _UNIT_NAME = "forge_unit.cpp"
 _END_NAME = "end of kernel.cpp"
@@ -88,15 +96,18 @@ class CppLanguage:
 
     def fingerprint(self, arch: str) -> str:
         """Digest of g++'s version, the flags and what ``-march=native`` means on this CPU. Raises ToolchainError."""
-        parts = ["cpp", arch, _compiler_version(), _native_target(), *FLAGS, DESCRIBER, _LAUNCHER]
+        parts = ["cpp", arch, _compiler_version(), _native_target(), *FLAGS, *_EXPLAINED, DESCRIBER, _LAUNCHER]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def compile(self, source: str, unit: Unit, arch: str, *, lineinfo: bool = False) -> Binary:
-        """Compile ``source`` into a shared object. Raises BuildFailure with the reduced log, or ToolchainError."""
+        """Compile ``source`` into a shared object. Raises BuildFailure with the reduced log, or ToolchainError.
+
+        ``lineinfo``: the same code with line numbers, and for a log one line per loop, as ``remarks`` writes them.
+        """
         if arch != "cpu":
             raise BuildFailure(f"the cpp language compiles for this CPU, not for {arch}", expected='arch "cpu"')
         check_unit(source, unit)
-        flags = (*FLAGS, *(("-g1",) if lineinfo else ()), *macro_flags(unit.constants))
+        flags = (*FLAGS, *(_EXPLAINED if lineinfo else ()), *macro_flags(unit.constants))
         command = [_compiler(), *flags, _UNIT_NAME, "-o", "unit.so"]
         try:
             code, log = _compile_picking(command, source, unit)
@@ -214,7 +225,7 @@ def _run_compiler(command: list[str], directory: Path, unit: Unit) -> str:
     own = {SOURCE_NAME, _END_NAME, *(_line_name(expression) for expression in unit.kernels)}
     log = _tidied(reduce_log(full, own, _SYSTEM_DIRS), full, unit)
     if done.returncode == 0:
-        return log
+        return remarks.remark_lines(full, SOURCE_NAME) if _EXPLAINED[0] in command else log
     _check_toolchain(full)
     raise BuildFailure(_headline(log), log=log)
 
@@ -294,3 +305,54 @@ def _compiler_version() -> str:
 @functools.lru_cache(maxsize=1)
 def _native_target() -> str:
     return _query("-march=native", "-Q", "--help=target")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instruction comes from. ``line`` of kernel.cpp, and ``outer_line``, where the function that holds it was
+    inlined, if it was; None for one of another file. ``instruction``: its text, "" where it could not be had."""
+
+    line: int | None = None
+    outer_line: int | None = None
+    instruction: str = ""
+
+
+def places(code: bytes, offsets: Sequence[int]) -> list[Place]:
+    """The places of instructions of a shared object with line numbers, by their offsets in the file; empty ones where
+    binutils (addr2line, objdump) are missing or fail."""
+    with tempfile.TemporaryDirectory(prefix="forge-cpp-") as name:
+        file = Path(name) / "unit.so"
+        file.write_bytes(code)
+        # The text of a shared object lies at its offset; -a prints each address before what belongs to it.
+        asked = "".join(f"{offset:#x}\n" for offset in offsets)
+        blocks = re.split(r"^0x[0-9a-f]+$", _binutil("addr2line", "-a", "-i", "-e", str(file), asked=asked), flags=re.M)
+        listing = _binutil("objdump", "-d", "--no-show-raw-insn", str(file)) if len(code) <= _MOST_LISTED_BYTES else ""
+    wanted = set(offsets)
+    texts = {
+        int(match[1], 16): " ".join(match[2].split())[:_MOST_INSTRUCTION_CHARS]
+        for match in re.finditer(r"^\s*([0-9a-f]+):\t(.+)$", listing, re.M)
+        if int(match[1], 16) in wanted
+    }
+    lines = [_own_lines(block) for block in blocks[1:]]
+    if len(lines) != len(offsets):
+        lines = [[]] * len(offsets)
+    return [
+        Place(own[0] if own else None, own[-1] if own else None, texts.get(offset, ""))
+        for own, offset in zip(lines, offsets, strict=True)
+    ]
+
+
+def _binutil(name: str, *arguments: str, asked: str = "") -> str:
+    """What one of the tools that come with g++ prints; nothing where it is missing or fails."""
+    program = shutil.which(name)
+    if program is None:
+        return ""
+    done = subprocess.run(
+        [program, *arguments], input=asked, capture_output=True, text=True, errors="replace", check=False
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _own_lines(block: str) -> list[int]:
+    """Of the places that an instruction was inlined from, innermost first, those in kernel.cpp."""
+    return [int(line) for line in re.findall(rf"(?:^|/){re.escape(SOURCE_NAME)}:([1-9]\d*)", block, re.M)]
