@@ -155,6 +155,8 @@ class ForgeConfig:
     roofline_stop: float = _above_zero(0.9)
     min_headroom: float = _at_least(0, 1.1)
     isolation: Literal["auto", "none"] = "auto"
+    #: Whether candidates are profiled for the Judge: auto does where a live model is asked, not for a recording.
+    profile: Literal["auto", "always", "never"] = "auto"
     trials: int = _at_least(1, 5)
     timing_budget_s: float | None = _above_zero(None)
     max_minutes_per_target: float | None = _above_zero(None)

@@ -8,13 +8,14 @@ from typing import Literal, Protocol
 __all__ = ["EventKind", "ForgeEvent", "Observer", "Silent"]
 
 #: note: something to read · waiting: another run holds the target · headroom: before the first call ·
-#: round: one begins · asked, replied: a model · evaluating, evaluated · finished: a round · selecting ·
+#: round: one begins · profiling · asked, replied: a model · evaluating, evaluated · finished: a round · selecting ·
 #: done: a target · stopping: the whole session, after Ctrl-C or with -x
 EventKind = Literal[
     "note",
     "waiting",
     "headroom",
     "round",
+    "profiling",
     "asked",
     "replied",
     "evaluating",

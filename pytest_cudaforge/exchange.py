@@ -68,8 +68,17 @@ class Exchange:
         request = ChatRequest(_role(call), messages, self._key(_role(call), folder.number), schema)
         reply = folder.reply(call) or await self._pay(folder, call, request)
         self.open_usages.append(reply.usage)
-        self._count(request, reply)
+        self._count(call, request, reply)
         return reply
+
+    def goes_back(self, role: Role, doubtful: bool) -> bool:
+        """Whether the last reply, which could be read, is returned for correction: where it is ``doubtful``, or in a
+        recording where it was then."""
+        repaired = getattr(self.models[role], "repaired", None)
+        if repaired is None:
+            return doubtful
+        key = dataclasses.replace(self._key(role, 0), ordinal=self.ordinals[role])
+        return bool(repaired(key))
 
     def check(self) -> None:
         """Raises :class:`Stopped` after a Ctrl-C, ``BudgetExhausted`` where the minutes are over."""
@@ -80,7 +89,7 @@ class Exchange:
     def recall(self, entry: Round, replies: Mapping[Call, StoredReply]) -> None:
         """Count a round that was finished before; a recording must be whole after a resume."""
         for call, reply in replies.items():
-            self._count(ChatRequest(_role(call), (), self._key(_role(call), entry.number)), reply)
+            self._count(call, ChatRequest(_role(call), (), self._key(_role(call), entry.number)), reply)
         self.close(entry)
 
     def close(self, entry: Round) -> None:
@@ -105,11 +114,11 @@ class Exchange:
     def _key(self, role: Role, number: int) -> ConversationKey:
         return ConversationKey(self.target.id, self.target.digest, self.language, role, self.ordinals[role] + 1, number)
 
-    def _count(self, request: ChatRequest, reply: StoredReply) -> None:
+    def _count(self, call: Call, request: ChatRequest, reply: StoredReply) -> None:
         self.ordinals[request.role] += 1
         if self.recorder is not None:
             said = ChatReply(reply.text, reply.usage, reply.model, reply.seconds, reply.prompt_digest, reply.note)
-            self.recorder.record(request, said)
+            self.recorder.record(request, said, call)
 
 
 def _role(call: Call) -> Role:

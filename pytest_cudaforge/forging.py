@@ -320,7 +320,7 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
     """cudaforge.yaml < environment < pytest's ini file and command line. Raises ``ConfigError``."""
     from pytest_cudaforge.config import load
 
-    settings = ("device", "arch", "rounds", "config", "isolation", "max_usd", "max_minutes")
+    settings = ("device", "arch", "rounds", "config", "isolation", "profile", "max_usd", "max_minutes")
     options: dict[str, object] = {name: config.getoption("forge_" + name) for name in settings}
     if config.getini("forge_paths"):
         options["forge_paths"] = [str(path) for path in config.getini("forge_paths")]

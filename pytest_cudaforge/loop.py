@@ -2,9 +2,9 @@
 
 ::
 
-    lock, resume ─ facts, baselines ─ headroom ─┬─ propose ─ judge ─ coder ─ build, verify, time ─┐
-                                                └────────────── until the strategy stops ─────────┘
-                 ─ select: re-evaluate the best afresh ─ forged, or kept the reference
+    lock, resume ─ facts, baselines ─ headroom ─┬─ propose ─ profile ─ judge ─ coder ─ build, verify, time ─┐
+                                                └────────────────── until the strategy stops ───────────────┘
+                 ─ select: re-evaluate the best afresh ─ forged, with a full profile, or kept the reference
 
 Each step is on disk before the next begins, and each looks there first: a resumed run walks the same path and finds
 what was done. Stages never call each other.
@@ -13,13 +13,14 @@ what was done. Stages never call each other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from pytest_cudaforge import coder, judge
 from pytest_cudaforge.budget import Ledger
@@ -38,10 +39,12 @@ from pytest_cudaforge.exchange import Exchange, Price, Stopped, StopSignal
 from pytest_cudaforge.records import (
     Baseline,
     Candidate,
+    Depth,
     DeviceFacts,
     Evaluation,
     Feedback,
     Outcome,
+    Profile,
     Proposal,
     Round,
     Stop,
@@ -86,6 +89,8 @@ class Evaluates(Protocol):
         incumbent: Candidate | None = None,
     ) -> Evaluation: ...
 
+    def profile(self, candidate: Candidate, target: Target, *, depth: Depth = "quick") -> Profile: ...
+
 
 @dataclass(frozen=True)
 class ForgeContext:
@@ -109,6 +114,7 @@ class ForgeContext:
     price: Price = field(default=lambda role, tokens: None)
     stop: StopSignal = field(default_factory=StopSignal)
     recorder: Recorder | None = None
+    profile: Literal["auto", "always", "never"] = "auto"
 
 
 async def forge(target: Target, context: ForgeContext) -> Trace:
@@ -182,6 +188,7 @@ class _Forging:
         try:
             reason = await self._why_skip()
             choice = _Choice("skipped", reason) if reason else await self._select(await self._play())
+            choice = await self._with_profile(choice)
         except ReplyPending as error:
             choice = _Choice("pending", error.what)
         except DeviceError as error:
@@ -218,8 +225,10 @@ class _Forging:
             return self._finish(folder, proposal, feedback, None, None, failure=error.what)
         twin = next((entry for entry in self.rounds if _digest(entry) == candidate.digest), None)
         if twin is not None:
-            number = twin.duplicate_of or twin.number
-            return self._finish(folder, proposal, feedback, candidate, twin.evaluation, duplicate_of=number)
+            number, known = twin.duplicate_of or twin.number, twin.evaluation
+            # Its profile stays with the original.
+            verdict = dataclasses.replace(known, profile=None) if known is not None else None
+            return self._finish(folder, proposal, feedback, candidate, verdict, duplicate_of=number)
         evaluation = await self._evaluation(folder, candidate)
         return self._finish(folder, proposal, feedback, candidate, evaluation)
 
@@ -303,21 +312,71 @@ class _Forging:
         subject = self._round_of(proposal.parent)
         if proposal.kind == "first" or subject is None or subject.evaluation is None:
             return None
-        kind, context = proposal.kind, self.context
+        if proposal.kind == "optimization" and subject.evaluation.passed and self._profiles:
+            subject = await self._profiled(subject, proposal.depth)
+        context = self.context
         told = judge.evidence(
             self.target, self.facts, context.evaluator.device, self.baselines,
-            language=context.language, kind=kind, subject=subject, rounds=self.rounds, allow=context.allow,
+            language=context.language, kind=proposal.kind, subject=subject, rounds=self.rounds, allow=context.allow,
+            depth=proposal.depth,
         )  # fmt: skip
-        messages = judge.render(told)
-        reply = await self.exchange.ask(folder, "judge", messages, judge.SCHEMA[kind])
-        try:
-            feedback = judge.parse(reply.text, kind)
-        except ReplyError as error:
-            again = judge.render_repair(messages, reply.text, error)
-            reply = await self.exchange.ask(folder, "judge-repair", again, judge.SCHEMA[kind])
-            feedback = _parsed("judge", lambda: judge.parse(reply.text, kind))
+        feedback = await self._judged_by_a_model(folder, told)
         folder.write_feedback(feedback)
         return feedback
+
+    async def _judged_by_a_model(self, folder: RoundFolder, told: judge.JudgeEvidence) -> Feedback:
+        """The Judge's feedback; its reply goes back once. Raises ``ReplyError`` where neither reply can be read."""
+        messages, schema = judge.render(told), judge.SCHEMA[told.kind]
+        reply = await self.exchange.ask(folder, "judge", messages, schema)
+        first = judge.read(reply.text, told)
+        doubtful = first.problem is not None
+        if first.feedback is not None and not self.exchange.goes_back("judge", doubtful):
+            return first.feedback
+        again = judge.render_repair(messages, reply.text, first.problem or ReplyError("it went back when recorded"))
+        reply = await self.exchange.ask(folder, "judge-repair", again, schema)
+        second = judge.read(reply.text, told)
+        feedback = second.feedback or first.feedback
+        if feedback is None:
+            assert second.problem is not None  # what holds no feedback says why
+            raise _of_the_repair("judge", second.problem)
+        return feedback
+
+    # -- profiles --------------------------------------------------------------------------------------------------
+
+    @property
+    def _profiles(self) -> bool:
+        """Whether candidates are profiled: a recorded Judge said what it says already."""
+        wanted = self.context.profile
+        return wanted == "always" or (wanted == "auto" and not hasattr(self.context.judge, "verdicts"))
+
+    async def _profiled(self, entry: Round, depth: Depth) -> Round:
+        """The round with a profile of its own candidate, at least that deep: found on disk, or taken now and kept."""
+        evaluation, candidate = entry.evaluation, entry.candidate
+        assert evaluation is not None and candidate is not None  # only what passed is profiled
+        if evaluation.profile is not None and evaluation.profile.depth in (depth, "full"):
+            return entry
+        self.exchange.check()
+        self._tell("profiling", entry.number, text=f"round {entry.number}, {depth}")
+        profile = await self._in_thread(lambda: self.context.evaluator.profile(candidate, self.target, depth=depth))
+        assert profile.candidate == candidate.digest, "a profile belongs to the candidate that is shown with it"
+        kept = self.context.store.round(entry.number).write_profile(profile)
+        profiled = dataclasses.replace(entry, evaluation=dataclasses.replace(evaluation, profile=kept))
+        self.rounds[entry.number - 1] = profiled
+        return profiled
+
+    async def _with_profile(self, choice: _Choice) -> _Choice:
+        """The winner's verdict with a full profile, for who reads of it. On a CPU the one its round has will do."""
+        entry = self._round_of(choice.winner)
+        if entry is None or entry.evaluation is None or choice.final is None:
+            return choice
+        thorough = self.context.evaluator.device.kind == "cuda" or self.context.profile == "always"
+        if self._profiles and thorough and not self.context.stop.reason:
+            with contextlib.suppress(BudgetExhausted):
+                entry = await self._profiled(entry, "full")
+        profile = entry.evaluation.profile if entry.evaluation is not None else None
+        return dataclasses.replace(choice, final=dataclasses.replace(choice.final, profile=profile))
+
+    # -- candidate and verdict -------------------------------------------------------------------------------------
 
     async def _candidate(self, folder: RoundFolder, proposal: Proposal, feedback: Feedback | None) -> Candidate:
         context = self.context
@@ -333,7 +392,10 @@ class _Forging:
         except ReplyError as error:
             again = coder.render_repair(messages, reply.text, error, context.language)
             reply = await self.exchange.ask(folder, "coder-repair", again)
-            files = _parsed("coder", lambda: coder.parse(reply.text, context.language))
+            try:
+                files = coder.parse(reply.text, context.language)
+            except ReplyError as repaired:
+                raise _of_the_repair("coder", repaired) from repaired
         parent = self._round_of(proposal.parent)
         candidate = Candidate.of(context.language, files, _digest(parent) if parent else None)
         folder.write_candidate(candidate)
@@ -374,6 +436,7 @@ class _Forging:
         duplicate_of: int | None = None,
     ) -> Round:
         notes = tuple(dict.fromkeys(reply.note for reply in folder.replies().values() if reply.note))
+        notes += tuple(f"the Judge's reply: {doubt}" for doubt in feedback.doubts) if feedback is not None else ()
         entry = Round(
             folder.number, proposal.kind, proposal.parent, candidate, evaluation, feedback, failure, duplicate_of,
             folder.usage(), self._recorded_status(folder.number), notes, self._incumbent_of(evaluation, duplicate_of),
@@ -536,12 +599,9 @@ def _recorded_verdicts(target: Target, context: ForgeContext) -> tuple[RecordedV
     return tuple(verdicts(target.id, target.digest, context.language)) if verdicts is not None else ()
 
 
-def _parsed(role: str, parse: Callable[[], Result]) -> Result:
-    """The second reading: what it refuses ends the round, and the reader should know whose reply it was."""
-    try:
-        return parse()
-    except ReplyError as error:
-        raise ReplyError(f"the {role}'s repaired reply: {error.what}", expected=error.expected) from error
+def _of_the_repair(role: str, error: ReplyError) -> ReplyError:
+    """What refuses a second reply ends the round, and the reader should know whose reply it was."""
+    return ReplyError(f"the {role}'s repaired reply: {error.what}", expected=error.expected)
 
 
 def _lost(entry: Round, best: Round) -> bool:
@@ -582,4 +642,5 @@ def _decision(evaluation: Evaluation | None) -> str:
 
 
 def _describe(proposal: Proposal) -> str:
-    return proposal.kind if proposal.parent is None else f"{proposal.kind} of round {proposal.parent}"
+    anew = ", planned anew" if proposal.depth == "full" else ""
+    return proposal.kind if proposal.parent is None else f"{proposal.kind} of round {proposal.parent}{anew}"

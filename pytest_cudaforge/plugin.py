@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--forge-dry-run", action="store_true", help="show targets, prompt sizes and a cost estimate only")
     group.addoption("--forge-branch", metavar="NAME", help="commit the winners on this git branch")
     group.addoption("--forge-isolation", metavar="HOW", help="auto, or none to run native code without a sandbox")
+    group.addoption("--forge-profile", metavar="WHEN", help="profile for the Judge: auto (a live one), always or never")
     group.addoption("--forge-max-usd", metavar="USD", help="stop cleanly at this cost, all targets together")
     group.addoption("--forge-max-minutes", metavar="MIN", help="stop cleanly after this time, all targets together")
     group.addoption("--forge-strict", action="store_true", help="a target that got no new kernel fails")

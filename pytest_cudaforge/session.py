@@ -226,6 +226,7 @@ class _Session:
             price=self.price,
             stop=self.stop,
             recorder=Recorder(options.record) if options.record is not None else None,
+            profile=config.profile,
         )
 
     # -- stopping --------------------------------------------------------------------------------------------------

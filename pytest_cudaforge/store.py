@@ -11,6 +11,7 @@
             prompt.md reply.md          repair-prompt.md repair-reply.md where a reply did not parse
             kernel.cpp plan.py          the candidate
             evaluation.json round.json  round.json is written last: with it the round is finished
+            profile.json profile.ncu-rep  what a profiler saw of it, where a later round asked; round.json has none
         trace.json                      the outcome
 
 Files are written by rename, so a run killed at any moment leaves whole files. ``round.json`` holds the whole round:
@@ -20,6 +21,7 @@ it is the truth on resume, the other files are there to be read (and, in an unfi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -39,6 +41,7 @@ from pytest_cudaforge.records import (
     Candidate,
     Evaluation,
     Feedback,
+    Profile,
     Proposal,
     Round,
     Target,
@@ -324,16 +327,42 @@ class RoundFolder:
     def evaluation(self) -> Evaluation | None:
         return _read_record(Evaluation, self.directory / "evaluation.json")
 
+    def write_profile(self, profile: Profile) -> Profile:
+        """Keep a profile of this round's candidate, and the profiler's own file beside it: ``report`` names that."""
+        source = Path(profile.report) if profile.report else None
+        name = f"profile{source.suffix}" if source is not None and source.is_file() else ""
+        if source is not None and name and source != self.directory / name:
+            self._write(name, source.read_bytes())
+        self._write("profile.json", _dump(to_json(dataclasses.replace(profile, report=name))))
+        return dataclasses.replace(profile, report=str(self.directory / name) if name else "")
+
+    def profile(self) -> Profile | None:
+        """The latest profile of this round's candidate."""
+        found = _read_record(Profile, self.directory / "profile.json")
+        if found is None or not found.report:
+            return found
+        place = self.directory / Path(found.report).name
+        return dataclasses.replace(found, report=str(place) if place.is_file() else "")
+
     def finish(self, entry: Round) -> None:
         """Write the whole round; from now on it is finished and never played again."""
-        self._write("round.json", _dump(to_json(entry)))
+        self._write("round.json", _dump(to_json(_with_profile(entry, None))))
 
     def finished(self) -> Round | None:
-        return _read_record(Round, self.directory / "round.json")
+        """The round as it was finished, with what was profiled of its candidate since."""
+        entry = _read_record(Round, self.directory / "round.json")
+        return _with_profile(entry, self.profile()) if entry is not None else None
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, data: str | bytes) -> None:
         with _situation(self.directory / name):
-            durable.write_file(self.directory / name, text)
+            durable.write_file(self.directory / name, data)
+
+
+def _with_profile(entry: Round, profile: Profile | None) -> Round:
+    """A profile has one home, profile.json; one of other code than the round's says nothing about it."""
+    if entry.evaluation is None or (profile is not None and profile.candidate != entry.evaluation.candidate):
+        return entry
+    return dataclasses.replace(entry, evaluation=dataclasses.replace(entry.evaluation, profile=profile))
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:

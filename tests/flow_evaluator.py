@@ -6,6 +6,7 @@ be told to differ.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -18,9 +19,12 @@ from pytest_cudaforge.errors import ForgeError
 from pytest_cudaforge.records import (
     Baseline,
     Candidate,
+    Depth,
     DeviceFacts,
     Evaluation,
     Isolation,
+    Profile,
+    ProfiledKernel,
     Ratio,
     Sample,
     Status,
@@ -38,13 +42,23 @@ def reply(verdict: str, comment: str = "") -> str:
 
 
 CORRECTION = '{"issue": "it does not build", "why": "a typo", "fix": "mend it"}'
-OPTIMIZATION = '{"bottleneck": "memory", "method": "vector loads", "plan": "use them", "cites": []}'
+
+
+def optimization(method: str = "vector loads", **changes: object) -> str:
+    """A Judge's reply that stands on what TableEvaluator measures, and names a place that its candidates have."""
+    said = {"bottleneck": "memory", "method": method, "place": "plan.py", "plan": "use them", "cites": ["eager 1 us"]}
+    return json.dumps({**said, "expected_speedup": 1.2, **changes})
+
+
+OPTIMIZATION = optimization()
+#: One idea after the other: what was tried and brought nothing is not taken again.
+OPTIMIZATIONS = tuple(map(optimization, ["vector loads", "shared tiles", "fewer launches", "unrolling", "streams"]))
 
 
 @dataclass
 class TableEvaluator:
     """``fresh`` maps a verdict to the one its re-evaluation gets, ``races`` to its speedup over an incumbent;
-    ``problems`` a target's id to what facts() raises."""
+    ``problems`` a target's id to what facts() raises; ``profiles`` keeps the verdict and depth of what was profiled."""
 
     device: DeviceFacts = field(default_factory=lambda: DeviceFacts("cpu", "test cpu", "cpu"))
     roofline_ns: float | None = None
@@ -57,6 +71,8 @@ class TableEvaluator:
     evaluations: Counter[str] = field(default_factory=Counter)
     incumbents: list[Candidate | None] = field(default_factory=list)
     races: Mapping[str, float] = field(default_factory=dict)
+    profiles: list[tuple[str, str]] = field(default_factory=list)
+    report: str = ""
     busy: int = 0
     most_busy: int = 0
     closed: threading.Event = field(default_factory=threading.Event)
@@ -98,6 +114,11 @@ class TableEvaluator:
             raced = replace(verdict.timing, vs_incumbent=Ratio(ratio, ratio * 0.99, ratio * 1.01))
             verdict = replace(verdict, timing=raced)
         return replace(verdict, isolation=self.isolation)
+
+    def profile(self, candidate: Candidate, target: Target, *, depth: Depth = "quick") -> Profile:
+        self.profiles.append((candidate.files[0][1].splitlines()[0].lstrip("/# "), depth))
+        kernel = ProfiledKernel("scale", True, 1, 900.0, metrics=(("ipc", 1.5, "inst/cycle"),))
+        return Profile("counters", depth, candidate.digest, "default", (kernel,), report=self.report)
 
     def close(self) -> None:
         self.closed.set()

@@ -32,12 +32,15 @@ FORMAT, VERSION = "cudaforge-conversation", 1
 
 @dataclass(frozen=True)
 class RecordedReply:
+    """``call``: which of a round's calls it answered ("judge", "judge-repair", ...), "" where that was not recorded."""
+
     role: str
     ordinal: int
     text: str
     prompt_digest: str = ""
     model: str = ""
     usage: Usage = field(default_factory=Usage)
+    call: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,9 @@ class Recorder:
 
     path: Path
 
-    def record(self, request: ChatRequest, reply: ChatReply) -> None:
+    def record(self, request: ChatRequest, reply: ChatReply, call: str = "") -> None:
         key = request.key
-        said = RecordedReply(key.role, key.ordinal, reply.text, reply.prompt_digest, reply.model, reply.usage)
+        said = RecordedReply(key.role, key.ordinal, reply.text, reply.prompt_digest, reply.model, reply.usage, call)
         self._update(Conversation(key.target, key.digest, key.language).with_reply(said))
 
     def verdict(self, target: str, digest: str, language: str, turn: Round) -> None:

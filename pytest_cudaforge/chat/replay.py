@@ -57,6 +57,17 @@ class ReplayModel:
         except ProviderError:
             return ()
 
+    def repaired(self, key: ConversationKey) -> bool:
+        """Whether the reply of ``key`` was returned to its author when this was recorded: the next one answers that.
+
+        What goes back depends on figures that were measured there and then, so it cannot be decided anew here.
+        """
+        try:
+            following = self._conversation(key.target, key.digest, key.language).reply(key.role, key.ordinal + 1)
+        except ProviderError:  # the reply came from the run directory, and the recording is gone
+            return False
+        return following is not None and following.call.endswith("-repair")
+
     def only_elsewhere(self, target: str, digest: str, language: str) -> str:
         """Why there is nothing to play in ``language`` though the target is recorded in another; "" where there is."""
         others = sorted(

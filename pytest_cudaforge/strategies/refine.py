@@ -2,14 +2,15 @@
 
 First candidate; correction while it fails; optimization when it passes; N rounds; the best correct one wins. Unlike
 the published loop it never optimizes from a slower kernel than the best, and never goes on from a broken one for
-ever: after ``corrections`` failed repairs of a broken optimization it returns to the best.
+ever: after ``corrections`` failed repairs of a broken optimization it returns to the best. Where the last optimizations
+brought nothing, the next is planned anew, from a full profile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_cudaforge.records import Proposal, Round, Stop
+from pytest_cudaforge.records import Depth, Proposal, Round, Stop
 from pytest_cudaforge.strategies import Limits, best_round, speed_of_light, worthwhile
 
 __all__ = ["Refine"]
@@ -17,6 +18,8 @@ __all__ = ["Refine"]
 
 #: Measurement error of time and ceiling together.
 _STILL_A_BOUND = 1.05
+#: Optimizations in a row that brought nothing, after which the Judge plans anew.
+_STUCK = 2
 
 
 class Refine:
@@ -44,14 +47,21 @@ def _towards_a_first_pass(rounds: Sequence[Round], limits: Limits) -> Proposal:
 
 def _from_the_best(rounds: Sequence[Round], best: Round, limits: Limits) -> Proposal:
     last = rounds[-1]
-    if worthwhile(last):
-        return Proposal("optimization", best.number)
+    optimization = Proposal("optimization", best.number, _depth(rounds, best))
     # The chain holds the broken optimization itself and every failed repair of it.
-    if len(_broken_chain(rounds)) > limits.corrections:
-        return Proposal("optimization", best.number)
+    if worthwhile(last) or len(_broken_chain(rounds)) > limits.corrections:
+        return optimization
     if last.candidate is None:
-        return _again(last)
+        return optimization if last.kind == "optimization" and last.parent == best.number else _again(last)
     return Proposal("correction", last.number)
+
+
+def _depth(rounds: Sequence[Round], best: Round) -> Depth:
+    """How closely the Judge looks: a full profile where the last optimizations brought nothing."""
+    idle = [
+        entry for entry in rounds if entry.number > best.number and entry.kind == "optimization" and entry.candidate
+    ]
+    return "full" if len(idle) >= _STUCK else "quick"
 
 
 def _reason_to_stop(rounds: Sequence[Round], best: Round, limits: Limits) -> Stop | None:

@@ -88,7 +88,10 @@ def reply(scale: str, block: int) -> str:
 #: does not build, forgets the weight, uses few threads a row, uses many
 CODER = [reply("factor[c]", 256), reply("1.f", 256), reply("w[c]", 64), reply("w[c]", 512)]
 CORRECTION = '{"issue": "wrong", "why": "it is", "fix": "mend it"}'
-OPTIMIZATION = '{"bottleneck": "occupancy", "method": "wider blocks", "plan": "512 threads a row", "cites": []}'
+OPTIMIZATION = (
+    '{"bottleneck": "occupancy", "method": "wider blocks", "place": "plan.py", "plan": "512 threads a row", '
+    '"expected_speedup": 1.1, "cites": ["1 launch"]}'
+)
 
 
 def test_from_a_marked_module_to_a_kernel_for_this_gpu(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from flow_evaluator import CORRECTION, OPTIMIZATION, TableEvaluator, reply
+from flow_evaluator import CORRECTION, OPTIMIZATIONS, TableEvaluator, reply
 from flow_records import make_target
 
 from pytest_cudaforge.budget import Caps, Ledger
@@ -27,10 +27,10 @@ from pytest_cudaforge.store import RunStore
 from pytest_cudaforge.strategies import Limits
 from pytest_cudaforge.strategies.refine import Refine
 
-MEND, SPEED = CORRECTION, OPTIMIZATION
+MEND, (SPEED, *OTHERS) = CORRECTION, OPTIMIZATIONS
 #: broken, mended, slower, faster: what a good run looks like
 CODER = [reply("BUILD_ERROR"), reply("PASSED 1.5"), reply("PASSED 1.2"), reply("PASSED 2.5")]
-JUDGE = [MEND, SPEED, SPEED]
+JUDGE = [MEND, SPEED, OTHERS[0]]
 GPU = DeviceFacts("cuda", "test gpu", "sm_90")
 
 
@@ -110,7 +110,7 @@ def test_everything_is_on_disk_to_be_read(tmp_path: Path) -> None:
     folder = bench.store.directory / "round-02"
     assert {path.name for path in folder.iterdir()} == {
         "proposal.json", "judge-prompt.md", "judge-reply.md", "feedback.json", "prompt.md", "reply.md", "kernel.cpp",
-        "plan.py", "evaluation.json", "round.json",
+        "plan.py", "evaluation.json", "round.json", "profile.json",
     }  # fmt: skip
     assert json.loads((bench.store.directory / "trace.json").read_text())["outcome"] == "forged"
     assert "class Scale" in (folder / "prompt.md").read_text()
@@ -128,7 +128,7 @@ def test_a_finished_run_is_not_paid_twice(tmp_path: Path) -> None:
 
 def test_more_rounds_go_on_where_it_stopped(tmp_path: Path) -> None:
     Bench(tmp_path).forge()
-    longer = Bench(tmp_path, coder=[*CODER, reply("PASSED 3.0")], judge=[*JUDGE, SPEED], limits=Limits(rounds=5))
+    longer = Bench(tmp_path, coder=[*CODER, reply("PASSED 3.0")], judge=[*JUDGE, OTHERS[1]], limits=Limits(rounds=5))
     assert longer.forge().winner == 5
     assert longer.asked == [("judge", 4, 5), ("coder", 5, 5)]
 
@@ -186,7 +186,8 @@ def test_a_candidate_seen_before_is_not_evaluated_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, coder=[reply("PASSED 2.0"), reply("PASSED 2.0")], judge=[SPEED], limits=Limits(rounds=2))
     trace = bench.forge()
     assert trace.rounds[1].duplicate_of == 1
-    assert trace.rounds[1].evaluation == trace.rounds[0].evaluation
+    first, second = (entry.evaluation for entry in trace.rounds)
+    assert first is not None and second == replace(first, profile=None), "the original has the profile"
     assert sorted(bench.evaluator.evaluations.values()) == [1, 1]
 
 
@@ -215,7 +216,7 @@ def test_a_target_that_a_trivial_kernel_could_pass_is_not_forged(tmp_path: Path)
 def test_rivals_within_the_noise_are_measured_again_and_the_better_one_wins(tmp_path: Path) -> None:
     coder = [reply("PASSED 2.5"), reply("PASSED 1.2"), reply("PASSED 2.4")]
     evaluator = TableEvaluator(fresh={"PASSED 2.5": "PASSED 2.0", "PASSED 2.4": "PASSED 2.3"})
-    bench = Bench(tmp_path, coder=coder, judge=[SPEED] * 3, evaluator=evaluator, limits=Limits(rounds=3))
+    bench = Bench(tmp_path, coder=coder, judge=OPTIMIZATIONS, evaluator=evaluator, limits=Limits(rounds=3))
     trace = bench.forge()
     assert (trace.outcome, trace.winner) == ("forged", 3)
     assert evaluator.evaluations["fresh"] == 2
@@ -224,7 +225,7 @@ def test_rivals_within_the_noise_are_measured_again_and_the_better_one_wins(tmp_
 def test_each_candidate_is_timed_beside_the_best_so_far(tmp_path: Path) -> None:
     coder = [reply("PASSED 2.0"), reply("PASSED 2.5"), reply("PASSED 1.9")]
     evaluator = TableEvaluator(races={"PASSED 2.0": 0.83, "PASSED 2.5": 0.9, "PASSED 1.9": 1.2})
-    trace = Bench(tmp_path, coder=coder, judge=[SPEED] * 3, evaluator=evaluator, limits=Limits(rounds=3)).forge()
+    trace = Bench(tmp_path, coder=coder, judge=OPTIMIZATIONS, evaluator=evaluator, limits=Limits(rounds=3)).forge()
     first, second, third = (entry.candidate for entry in trace.rounds)
     assert [entry.incumbent for entry in trace.rounds] == [None, 1, 1]
     # Three rounds; then the finalists: the best by its sitting first, its rivals beside the leader.
@@ -236,7 +237,7 @@ def test_each_candidate_is_timed_beside_the_best_so_far(tmp_path: Path) -> None:
 def test_who_lost_to_the_best_in_one_sitting_is_not_measured_again(tmp_path: Path) -> None:
     coder = [reply("PASSED 2.0"), reply("PASSED 1.95"), reply("PASSED 2.1")]
     evaluator = TableEvaluator(races={"PASSED 1.95": 0.9, "PASSED 2.1": 1.2})
-    trace = Bench(tmp_path, coder=coder, judge=[SPEED] * 3, evaluator=evaluator, limits=Limits(rounds=3)).forge()
+    trace = Bench(tmp_path, coder=coder, judge=OPTIMIZATIONS, evaluator=evaluator, limits=Limits(rounds=3)).forge()
     assert (trace.outcome, trace.winner) == ("forged", 3)
     # Round 1 was the incumbent that round 3 beat; round 2 never met round 3.
     assert evaluator.evaluations["fresh"] == 2

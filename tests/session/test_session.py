@@ -204,7 +204,7 @@ class Slow(ScriptedModel):
 
 root = Path(sys.argv[1])
 model = Slow({"coder": [reply("PASSED 1.5"), reply("PASSED 2.5"), reply("PASSED 3.0"), reply("PASSED 9.0")],
-              "judge": [OPTIMIZATION] * 4})
+              "judge": OPTIMIZATIONS})
 try:
     result = forge_all([make_target(root)], config.load({}, root=root), TableEvaluator(), models=Models(model, model))
     print(json.dumps([result.interrupted, result.traces[0].outcome, result.traces[0].winner]))
