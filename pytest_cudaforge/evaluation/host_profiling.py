@@ -328,7 +328,7 @@ def _counters_of(pid: int, notes: list[str]) -> Iterator[perf.Counters | None]:
     try:
         opened = perf.counters(pid)
     except PerfRefused as error:
-        notes.append(_refused("no hardware counters", error))
+        notes.append(_refused("kernels were timed and sampled, but no hardware counters read", error))
         yield None
         return
     with opened:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_cudaforge.hardware.host_diagnosis import HOST_BOUNDS, host_findings
 from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel
 
 __all__ = ["BOUNDS", "Bound", "Diagnosis", "diagnose"]
@@ -35,7 +36,7 @@ Bound = Literal[
 ]
 
 #: What each bound means, in words without a figure.
-BOUNDS: Mapping[Bound, str] = {
+BOUNDS: Mapping[str, str] = {
     "launch overhead": "the kernel is so short that launching it costs as much as running it",
     "tiny grid": "the grid has too few blocks: most SMs stay idle",
     "register spills": "registers spill to local memory, and that traffic competes with the kernel's own",
@@ -68,17 +69,20 @@ class Diagnosis:
     """One kernel's bound. ``figures`` stand in the profile (the kernel's metrics, or facts of the call) as they are.
 
     ``share``: of the call's time, where that is known. ``lines``: the source lines that show it, hottest first.
+    ``host``: a kernel on a CPU, whose bounds are those of :mod:`.host_diagnosis`.
     """
 
     kernel: str
-    bound: Bound
+    bound: str
     figures: tuple[Figure, ...]
     share: float | None = None
     lines: tuple[HotLine, ...] = ()
+    host: bool = False
 
     @property
     def explanation(self) -> str:
-        return BOUNDS[self.bound]
+        words: dict[str, str] = {**BOUNDS, **(HOST_BOUNDS if self.host else {})}
+        return words[self.bound]
 
 
 def diagnose(profile: Profile) -> tuple[Diagnosis, ...]:
@@ -88,11 +92,18 @@ def diagnose(profile: Profile) -> tuple[Diagnosis, ...]:
     found = []
     for kernel in own:
         seen = _Seen(kernel, profile)
-        bound, names = _bound(seen)
+        host = seen.has("threads")
+        bound, names = _host_bound(kernel, profile) if host else _bound(seen)
         share = kernel.duration_ns / total_ns if kernel.duration_ns is not None and total_ns else None
         lines = tuple(line for line in profile.lines if line.kernel == kernel.function)
-        found.append(Diagnosis(kernel.function, bound, seen.figures(names), share, _ordered(lines, bound)))
+        found.append(Diagnosis(kernel.function, bound, seen.figures(names), share, _ordered(lines, bound), host))
     return tuple(found)
+
+
+def _host_bound(kernel: ProfiledKernel, profile: Profile) -> tuple[str, tuple[str, ...]]:
+    """On a CPU: what counts most of all that holds."""
+    found = host_findings(kernel, {name: value for name, value, _ in profile.facts})
+    return (found[0].bound, found[0].figures) if found else ("unknown", ("time", "bandwidth_share"))
 
 
 class _Seen:
@@ -245,7 +256,7 @@ _TESTS: tuple[Callable[[_Seen], tuple[Bound, tuple[str, ...]] | None], ...] = (
 )
 
 #: Figures of a line that show a bound, by Nsight Compute's column; lines are ordered by the first that any line has.
-_LINE_FIGURES: Mapping[Bound, tuple[str, ...]] = {
+_LINE_FIGURES: Mapping[str, tuple[str, ...]] = {
     "register spills": ("L2 Theoretical Sectors Local", "stall_lg"),
     "shared memory bank conflicts": ("L1 Wavefronts Shared Excessive",),
     "uncoalesced access": ("L2 Theoretical Sectors Global Excessive",),
@@ -256,7 +267,7 @@ _LINE_FIGURES: Mapping[Bound, tuple[str, ...]] = {
 }
 
 
-def _ordered(lines: tuple[HotLine, ...], bound: Bound) -> tuple[HotLine, ...]:
+def _ordered(lines: tuple[HotLine, ...], bound: str) -> tuple[HotLine, ...]:
     for name in _LINE_FIGURES.get(bound, ()):
         marked = [line for line in lines if _of(line, name) > 0]
         if marked:
