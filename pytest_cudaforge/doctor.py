@@ -24,6 +24,14 @@ LEAST_FREE_BYTES = 2 << 30
 OPENMP_PROGRAM = '#include <omp.h>\n#include <cstdio>\nint main() { std::printf("%d", omp_get_max_threads()); }\n'
 
 
+#: What a profile shows on each rung of the ladder.
+_RUNGS = {
+    "ncu": "counters, rules and hot lines of each kernel",
+    "cupti": "each kernel's time, without counters",
+    "static": "what the binary, the plan and the roofline tell",
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line: what was looked at, does it work, what was seen, what to do. ``optional``: a run does without it."""
@@ -47,7 +55,8 @@ def examine(root: Path, environ: Mapping[str, str]) -> tuple[Finding, ...]:
         _nvml,
         _nvrtc,
         _triton,
-        _ncu,
+        lambda: _ncu(environ),
+        _perf,
         lambda: _sanitizer(environ),
         _sandbox,
         lambda: _disk(config.run_dir if config is not None else root),
@@ -198,12 +207,30 @@ def _triton() -> Finding:
     return Finding("Triton", True, f"{triton_version()}; compiles kernel.py, also without a GPU")
 
 
-def _ncu() -> Finding:
-    found = shutil.which("ncu")
-    if found is None:
-        text = "not found; kernels are timed but not profiled"
-        return Finding("ncu", False, text, "install Nsight Compute and put ncu on the PATH", optional=True)
-    return Finding("ncu", True, found)
+def _ncu(environ: Mapping[str, str]) -> Finding:
+    """Which rung of the ladder of profiles bears on the GPU."""
+    from pytest_cudaforge.hardware import counter_probe, ncu
+
+    if not _gpu_files():
+        found = ncu.find_ncu(environ)
+        text = f"{found}; there is no GPU to profile" if found else "not found; there is no GPU to profile either"
+        return Finding("ncu", False, text, "nothing, without a GPU", optional=True)
+    probed = counter_probe.probe("cuda:0", environ)
+    if probed.rung == "ncu":
+        return Finding("ncu", True, f"reads the GPU's counters: {_RUNGS['ncu']}")
+    text = f"{probed.reason}; the Judge gets {_RUNGS[probed.rung]}"
+    return Finding("ncu", False, text, probed.remedy, optional=True)
+
+
+def _perf() -> Finding:
+    """Which rung bears on this CPU."""
+    from pytest_cudaforge.hardware import perf
+
+    probed = perf.probe()
+    seen = "times and remarks of g++" + (", samples by line" if probed.sampling else "")
+    if probed.counters:
+        return Finding("perf", True, f"reads the CPU's counters ({len(probed.counters)} of {len(perf.EVENTS)}); {seen}")
+    return Finding("perf", False, f"{probed.reason}; the Judge gets {seen}", probed.remedy, optional=True)
 
 
 def _sanitizer(environ: Mapping[str, str]) -> Finding:
