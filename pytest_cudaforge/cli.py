@@ -1,22 +1,26 @@
-"""``cudaforge evaluate | lint | list | doctor``: the evaluator by hand, for a person or a coding agent.
+"""``cudaforge evaluate | profile | lint | list | doctor | skill``: the evaluator by hand, for a person or an agent.
 
 Exit status: 0 for ``PASSED`` (or nothing wrong), 1 for any other verdict, 2 for a usage or situation error.
-The JSON documents of ``evaluate`` and ``lint`` are stable contracts; see :func:`evaluation_document` and
-:func:`lint_document`.
+The JSON documents of ``evaluate``, ``profile`` and ``lint`` are stable contracts; see :func:`evaluation_document`,
+:func:`profile_document` and :func:`lint_document`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import importlib.resources
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge.errors import ForgeError, TargetError, UsageError
+from pytest_cudaforge.report.escaping import plain
 from pytest_cudaforge.target import WORKS
 
 if TYPE_CHECKING:
@@ -25,7 +29,15 @@ if TYPE_CHECKING:
     from pytest_cudaforge.evaluation.evaluator import Evaluator
     from pytest_cudaforge.records import Candidate, Evaluation, LintFinding, Target
 
-__all__ = ["evaluation_document", "lint_document", "main", "read_candidate", "root_of", "target_named"]
+__all__ = [
+    "evaluation_document",
+    "lint_document",
+    "main",
+    "profile_document",
+    "read_candidate",
+    "root_of",
+    "target_named",
+]
 
 #: A folder that has one of these is the root that ids start from, as for pytest.
 ROOT_MARKS = ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", ".git")
@@ -56,20 +68,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     evaluate = commands.add_parser("evaluate", help="build, verify and time one candidate")
-    evaluate.add_argument("target", help="path/to/file.py::Name, or a KernelBench file")
-    evaluate.add_argument("candidate", type=Path, help="a folder with plan.py and kernel.*, or a .py with ModelNew")
-    evaluate.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
-    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON; - for stdout")
-    evaluate.add_argument("--allow", action="append", choices=WORKS[1:], default=[], help="let this work pass too")
-    evaluate.add_argument("--no-lint", action="store_true", help="do not check first whether the target is worth it")
-    evaluate.add_argument("--no-timing", action="store_true", help="correctness only")
+    _add_candidate(evaluate, "write the verdict as JSON; - for stdout")
     evaluate.add_argument("--sanitize", action="store_true", help="CUDA plans: run compute-sanitizer, as for winners")
     evaluate.add_argument("--blocks", action="store_true", help="keep every timed block in the JSON")
-    evaluate.add_argument(
-        "--isolation", choices=("auto", "none"), default=None, help="none: no sandbox; not publishable"
-    )
-    evaluate.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
     evaluate.set_defaults(run=_evaluate)
+
+    profile = commands.add_parser("profile", help="say where a right candidate's time goes, and what bounds it")
+    _add_candidate(profile, "write verdict, profile and evidence as JSON; - for stdout")
+    profile.add_argument(
+        "--depth", choices=("quick", "full"), default="quick", help="full: rules, hot source lines, every metric"
+    )
+    profile.set_defaults(run=_profile, sanitize=False, blocks=False)
 
     lint = commands.add_parser("lint", help="say which targets a trivial kernel would pass, and which none can")
     lint.add_argument(
@@ -88,14 +97,40 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     doctor.set_defaults(run=_doctor)
+
+    skill = commands.add_parser("skill", help="print how a coding agent works with these commands")
+    skill.set_defaults(run=_skill)
     return parser
+
+
+def _add_candidate(command: argparse.ArgumentParser, json_help: str) -> None:
+    """What every command takes that begins with a verdict on one candidate."""
+    command.add_argument("target", help="path/to/file.py::Name, or a KernelBench file")
+    command.add_argument("candidate", type=Path, help="a folder with plan.py and kernel.*, or a .py with ModelNew")
+    command.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    command.add_argument("--json", type=Path, metavar="FILE", help=json_help)
+    command.add_argument("--allow", action="append", choices=WORKS[1:], default=[], help="let this work pass too")
+    command.add_argument("--no-lint", action="store_true", help="do not check first whether the target is worth it")
+    command.add_argument("--no-timing", action="store_true", help="correctness only")
+    command.add_argument(
+        "--isolation", choices=("auto", "none"), default=None, help="none: no sandbox; not publishable"
+    )
+    command.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
 
 
 # -- evaluate --------------------------------------------------------------------------------------------------
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from pytest_cudaforge.display import evaluation_text
+    with _opened(arguments) as (target, candidate, evaluator):
+        evaluation = _verdict(arguments, target, candidate, evaluator)
+    _tell(arguments, _verdict_text(target, evaluation), evaluation_document(evaluation))
+    return 0 if evaluation.passed else 1
+
+
+@contextlib.contextmanager
+def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Target, Candidate, Evaluator]]:
+    """Target, candidate and evaluator that the command names; everything is checked before the work begins."""
     from pytest_cudaforge.wiring import open_evaluator
 
     target = target_named(arguments.target)
@@ -104,21 +139,28 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         _check_writable(arguments.json)
     config = _settings(arguments, Path(target.root))
     with open_evaluator(config, keep_blocks=arguments.blocks) as evaluator:
-        faults = () if arguments.no_lint else evaluator.lint(target)
-        if faults:
-            evaluation = _refused(faults, candidate, target, evaluator)
-        else:
-            evaluation = evaluator.evaluate(
-                candidate, target, timing=not arguments.no_timing, sanitize=arguments.sanitize
-            )
-    document = json.dumps(evaluation_document(evaluation), indent=1, ensure_ascii=False, allow_nan=False)
-    if arguments.json == Path("-"):
-        print(document)
-    else:
-        print(f"{target.id} ({evaluation.language}, {evaluation.device})\n{evaluation_text(evaluation)}")
-        if arguments.json is not None:
-            _write(arguments.json, document + "\n")
-    return 0 if evaluation.passed else 1
+        yield target, candidate, evaluator
+
+
+def _verdict(arguments: argparse.Namespace, target: Target, candidate: Candidate, evaluator: Evaluator) -> Evaluation:
+    faults = () if arguments.no_lint else evaluator.lint(target)
+    if faults:
+        return _refused(faults, candidate, target, evaluator)
+    return evaluator.evaluate(candidate, target, timing=not arguments.no_timing, sanitize=arguments.sanitize)
+
+
+def _verdict_text(target: Target, evaluation: Evaluation) -> str:
+    from pytest_cudaforge.display import evaluation_text
+
+    return f"{target.id} ({evaluation.language}, {evaluation.device})\n{evaluation_text(evaluation)}"
+
+
+def _tell(arguments: argparse.Namespace, text: str, document: dict[str, Any]) -> None:
+    """Text for a person on stdout and the document in ``--json``'s file, or the document alone on stdout."""
+    dumped = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    print(dumped if arguments.json == Path("-") else text)
+    if arguments.json is not None and arguments.json != Path("-"):
+        _write(arguments.json, dumped + "\n")
 
 
 def _refused(faults: Sequence[str], candidate: Candidate, target: Target, evaluator: Evaluator) -> Evaluation:
@@ -170,6 +212,55 @@ def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
         "environment": dict(evaluation.environment),
     }
     return {name: to_json(value) for name, value in document.items()}
+
+
+# -- profile ---------------------------------------------------------------------------------------------------
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge import evidence
+
+    with _opened(arguments) as (target, candidate, evaluator):
+        evaluation = _verdict(arguments, target, candidate, evaluator)
+        if not evaluation.passed:
+            _tell(arguments, _verdict_text(target, evaluation), profile_document(evaluation, ""))
+            return 1
+        profile = evaluator.profile(candidate, target, depth=arguments.depth)
+        evaluation = dataclasses.replace(evaluation, profile=profile)
+        page = evidence.page(evaluation, device=evaluator.device)
+    kept = f"\n\nThe profiler's own file: {profile.report}" if profile.report else ""
+    text = f"{_verdict_text(target, evaluation)}\n\n{plain(page.text)}{kept}"
+    _tell(arguments, text, profile_document(evaluation, page.text))
+    return 0
+
+
+def profile_document(evaluation: Evaluation, page: str) -> dict[str, Any]:
+    """What ``profile`` found, as the stable JSON contract: within a version fields are added, never renamed or removed.
+
+    ``profile`` is the record and ``evidence`` the page as text, null and "" where the verdict is not ``PASSED``.
+    ``bounds``: what bounds each of the candidate's kernels, with the figures and source lines that show it.
+    ``verdict`` is the document of ``evaluate``.
+    """
+    from pytest_cudaforge.hardware.diagnosis import diagnose
+    from pytest_cudaforge.records import to_json
+
+    profile = evaluation.profile
+    return {
+        "format": "cudaforge-profile",
+        "version": 1,
+        "status": evaluation.status.value,
+        "reason": evaluation.reason,
+        "target": evaluation.target,
+        "candidate": evaluation.candidate,
+        "rung": profile.rung if profile is not None else None,
+        "bounds": to_json(diagnose(profile)) if profile is not None else [],
+        "profile": to_json(profile),
+        "evidence": page,
+        "verdict": evaluation_document(evaluation),
+    }
+
+
+# -- what the commands name ------------------------------------------------------------------------------------
 
 
 def target_named(name: str) -> Target:
@@ -398,3 +489,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     findings = examine(root_of(Path.cwd()), os.environ)
     print(json.dumps(to_json(findings), indent=1) if arguments.json else findings_text(findings))
     return 0 if all(finding.works or finding.optional for finding in findings) else 1
+
+
+# -- skill -----------------------------------------------------------------------------------------------------
+
+
+def _skill(arguments: argparse.Namespace) -> int:
+    del arguments
+    print(importlib.resources.files("pytest_cudaforge").joinpath("SKILL.md").read_text(encoding="utf-8"), end="")
+    return 0

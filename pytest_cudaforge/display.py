@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pytest_cudaforge.events import ForgeEvent
 from pytest_cudaforge.records import CaseResult, Evaluation, Round, SanitizerReport, Timing, Trace, Usage
+from pytest_cudaforge.report.escaping import plain
 from pytest_cudaforge.report.rows import Totals, round_row, row, rows
 
 __all__ = [
@@ -66,7 +67,7 @@ def _rank(trace: Trace) -> int:
 
 def trace_text(traces: Sequence[Trace], *, failed: bool = False) -> str:
     """What happened to one target: outcome, table of rounds, notes, files; ``failed`` adds the last verdict in full."""
-    return "\n\n".join(_one_trace(trace, failed) for trace in traces)
+    return plain("\n\n".join(_one_trace(trace, failed) for trace in traces))
 
 
 def _one_trace(trace: Trace, failed: bool) -> str:
@@ -128,7 +129,8 @@ def evaluation_text(evaluation: Evaluation) -> str:
         lines += _host_lines(timing)
     if evaluation.build is not None and evaluation.build.log and not evaluation.passed:
         lines += ["build log:", *("  " + line for line in evaluation.build.log.splitlines())]
-    return "\n".join(lines)
+    # A compiler repeats what a candidate wrote; a terminal must not act on it.
+    return plain("\n".join(lines))
 
 
 def _host_lines(timing: Timing) -> list[str]:
@@ -193,7 +195,7 @@ def summary_lines(traces: Sequence[Trace], total: Totals) -> list[str]:
     # Four files a kernel would push the figures off the screen; their folder says where they are.
     places = dict.fromkeys(_folder(name) for line in rows(traces) for name in line.files)
     lines += ["", "files:", *(f"  {place}" for place in sorted(places))] if places else []
-    return lines + (_totals_lines(total) if total.targets > 1 else [])
+    return [plain(line) for line in lines] + (_totals_lines(total) if total.targets > 1 else [])
 
 
 def _totals_lines(total: Totals) -> list[str]:
@@ -246,7 +248,7 @@ def event_line(event: ForgeEvent) -> str:
     said = " ".join(fact for fact in facts if fact)
     so_far = [f"best {speedup_text(event.best)}"] if event.best is not None else []
     so_far += [money_text(event.usd)] if event.usd else []
-    return text + (f": {said}" if said else "") + (f" ({', '.join(so_far)})" if so_far else "")
+    return plain(text + (f": {said}" if said else "") + (f" ({', '.join(so_far)})" if so_far else ""))
 
 
 def _folder(name: str) -> str:

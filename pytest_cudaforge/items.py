@@ -117,6 +117,7 @@ class ForgeItem(ReportedItem):
 
     def runtest(self) -> None:
         from pytest_cudaforge.display import properties_of, trace_text
+        from pytest_cudaforge.report.escaping import plain
 
         records = self.run.records_here()
         traces = records.of(self.target.id)
@@ -131,7 +132,7 @@ class ForgeItem(ReportedItem):
         elif verdict == "failed":
             raise ItemFailure(f"{trace_text(traces, failed=True)}\n{self._where()}")
         else:
-            skip("; ".join(_skip_reason(trace) for trace in traces))
+            skip(plain("; ".join(_skip_reason(trace) for trace in traces)))
 
     def _where(self) -> str:
         folder = self.run.settings.run_dir / "runs" / self.target.slug

@@ -15,7 +15,7 @@ def environment_of(traces: Sequence[Trace]) -> dict[str, str]:
     """Names and values, in the order they are shown; nothing of the user's own names, paths or keys."""
     devices = dict.fromkeys(f"{trace.hardware.name} ({trace.hardware.arch})" for trace in traces if trace.hardware)
     told = {
-        "pytest-cudaforge": importlib.metadata.version("pytest-cudaforge"),
+        "pytest-cudaforge": _version(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "devices": "; ".join(devices),
@@ -24,3 +24,11 @@ def environment_of(traces: Sequence[Trace]) -> dict[str, str]:
         values = dict.fromkeys(dict(trace.final.environment).get(name, "") for trace in traces if trace.final)
         told[name] = ", ".join(value for value in values if value)
     return {name: value for name, value in told.items() if value}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("pytest-cudaforge")
+    except importlib.metadata.PackageNotFoundError:
+        # A checkout on PYTHONPATH works as well as an installation.
+        return ""

@@ -22,7 +22,10 @@ VERSION = 1
 def document(
     traces: Sequence[Trace], totals: Totals, *, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The whole session as plain JSON data; sources are named by their digest, they lie in the run directory."""
+    """The whole session as plain JSON data; sources are named by their digest, they lie in the run directory.
+
+    Its schema: :mod:`report.schema`.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -36,7 +39,9 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
     """Write atomically. Raises :class:`UsageError` where the path given by the user cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        # An unpaired surrogate that a tool's output held stays what it is, as JSON's own escape.
+        durable.write_file(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UsageError(
             f"--forge-json: {path} cannot be written: {error.strerror or error}", remedy="give another file"

@@ -169,14 +169,15 @@ def _time_by_kernel(profile: Profile) -> str:
 
 
 def _metrics(found: Profiles) -> str:
+    # A tool's own units are no more trusted than its names.
     cells = [
-        (escape(line.name), amounts.quantity(line.before, line.unit), amounts.quantity(line.after, line.unit))
+        (escape(line.name), *(escape(amounts.quantity(value, line.unit)) for value in (line.before, line.after)))
         for line in metric_rows(found)
     ]
     if not cells:
         return ""
     if found.before is None:
-        return _table(("metric", found.after_name), [(name, after) for name, _, after in cells])
+        return _table(("metric", found.after_name), [(line[0], line[2]) for line in cells])
     return _table(("metric", found.before_name, found.after_name), cells)
 
 

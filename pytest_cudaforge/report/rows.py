@@ -50,7 +50,7 @@ class Row:
 
     target: str
     language: str
-    outcome: str
+    outcome: Outcome
     reason: str
     rounds: int
     winner: int | None

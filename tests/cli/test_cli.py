@@ -199,7 +199,7 @@ def test_document_without_timing_has_the_same_keys() -> None:
     assert cli.evaluation_document(failed).keys() == data.keys() and cli.evaluation_document(failed)["work"] is None
 
 
-# -- evaluate, for real --------------------------------------------------------------------------------------------
+# -- evaluate, for real (other verdicts: test_skill.py) -------------------------------------------------------------
 
 
 def evaluate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -223,14 +223,6 @@ def test_a_right_candidate_passes(repo: Path) -> None:
     (workload,) = data["timing"]["workloads"]
     assert {name for name, _ in workload["blocks"][0]["ns"]} >= {"candidate", "eager"}
     assert "vs eager" in done.stdout and "cases right" in done.stdout
-
-
-@pytest.mark.parametrize(("candidate", "status"), [("wrong", "INCORRECT_NUMERICAL"), ("broken", "BUILD_ERROR")])
-def test_another_verdict_is_exit_status_1(repo: Path, candidate: str, status: str) -> None:
-    done = evaluate("layers.py::Twice", candidate, "--no-timing", "--json", "-")
-    assert done.returncode == 1, done.stdout + done.stderr
-    data = json.loads(done.stdout)
-    assert data["status"] == status and data["reason"]
 
 
 def test_a_target_that_a_trivial_kernel_passes_is_rejected(repo: Path) -> None:
@@ -259,10 +251,7 @@ def test_lint_says_what_a_trivial_kernel_would_pass(repo: Path, capsys: pytest.C
     assert finding["text"].startswith("a constant would pass; right on all of another draw, shifted inputs")
 
 
-def test_lint_of_one_honest_target_and_of_none(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["lint", "layers.py::Twice", "--device", "cpu", "--json", "-"]) == 0
-    (target,) = json.loads(capsys.readouterr().out)["targets"]
-    assert target == {"target": "layers.py::Twice", "status": "ok", "error": "", "findings": []}
+def test_lint_of_nothing(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repo / "empty").mkdir()
     assert cli.main(["lint", "empty"]) == 0 and "no targets" in capsys.readouterr().err
 
@@ -288,7 +277,19 @@ def test_lint_usage(repo: Path, capsys: pytest.CaptureFixture[str], arguments: l
 def test_doctor_says_everything_and_never_a_key(tmp_path: Path) -> None:
     findings = doctor.examine(tmp_path, {**os.environ, "OPENAI_API_KEY": "sk-very-secret"})
     names = [finding.name for finding in findings]
-    for name in ("torch", "compiler", "OpenMP", "GPU", "NVRTC", "ncu", "namespaces", "seccomp", "Landlock", "disk"):
+    for name in (
+        "torch",
+        "compiler",
+        "OpenMP",
+        "GPU",
+        "NVRTC",
+        "ncu",
+        "perf",
+        "namespaces",
+        "seccomp",
+        "Landlock",
+        "disk",
+    ):
         assert name in names
     text = doctor.findings_text(findings)
     assert "OPENAI_API_KEY is set" in text and "secret" not in text

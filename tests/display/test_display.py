@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,14 @@ def test_display_itself_needs_no_rich() -> None:
     code = "import sys, pytest_cudaforge.display; print('rich' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_no_terminal_acts_on_what_a_model_or_a_candidate_wrote() -> None:
+    attack = "\x1b[31mred\x1b]0;title\x07 \u202eback \u200b\x9b2J"
+    broken = replace(verdict(Status.BUILD_ERROR, attack), build=Build("cpu", 0.1, False, attack))
+    lost = Round(1, "first", None, None, broken, failure=attack, notes=(attack,))
+    trace = Trace("a.py::A", "cpp", "failed", attack, (lost,), notes=(attack,), files=(attack,))
+    event = ForgeEvent("a.py::A", "note", "cpp", text=attack)
+    shown = [trace_text([trace], failed=True), evaluation_text(broken), event_line(event)]
+    shown += summary_lines([trace], totals([trace], Usage(), 1.0))
+    assert "red" in shown[0] and not [text for text in shown if set(text) & set("\x1b\x07\x9b\u202e\u200b")]

@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+import fastjsonschema
 import forge_repo
 import pytest
 from forge_repo import pytest_in
 
 from pytest_cudaforge.items import verdict_of
 from pytest_cudaforge.records import Outcome, Trace
+from pytest_cudaforge.report import schema
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,8 @@ def test_json_report(forged: tuple[Path, str]) -> None:
     data = json.loads((forged[0] / "out" / "report.json").read_text())
     outcomes = {target["target"]: target["outcome"] for target in data["targets"]}
     assert outcomes == {"layers.py::PeakNorm": "forged", "raises.py::Raises": "error"}
+    fastjsonschema.compile(schema.shipped())(data)
+    assert data["environment"]["python"]
 
 
 def test_the_page_of_the_run(forged: tuple[Path, str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from flow_records import make_round
 from markdown_it import MarkdownIt
+from report_records import hostile_trace, rich_trace
 
 from pytest_cudaforge.errors import UsageError
 from pytest_cudaforge.records import Evaluation, Feedback, Guard, Status, Trace, Usage, Verification
@@ -82,6 +83,29 @@ def test_every_line_renders_as_itself(text: str) -> None:
 def test_text_cannot_hide_or_turn_around() -> None:
     assert markdown.escape("a\x1b[31m\u202eb") == "a\\[31mb"
     assert "\u202e" not in markdown.fence("x\u202ey")
+
+
+def test_a_profile_is_told_and_cannot_break_out() -> None:
+    text = markdown.report(rich_trace(), picture="rounds.svg")
+    for part in (
+        "## Profile",
+        "hardware counters of the GPU",
+        "**memory bandwidth**",
+        "| void gemm<float>".replace("<", "&lt;"),
+        "## Speed of light",
+        "| default | round 3 | 0.50 µs | 0.20 µs | 40 % |",
+        "![Speedup by round](rounds.svg)",
+        "| metric | round 2 | round 3 |",
+        "| kernel.cpp:7 | 61% |",
+        "estimated gain 31 %",
+        "- Brought: 2.00× vs eager, round 2 had 0.80× (expected: 1.50 times as fast)",
+    ):
+        assert part in text, part
+    rendered = MarkdownIt("gfm-like", {"linkify": False}).render(markdown.report(hostile_trace()))
+    assert not re.search(r"<(script|img|a)[ >]", rendered)
+    assert rendered.count("<h1>") == 1 and not re.search("[\x1b\u202e\u200f]", rendered)
+    for table in re.findall(r"<table>.*?</table>", rendered, re.DOTALL):
+        assert len({len(re.findall("<t[hd]", line)) for line in table.split("<tr>")[1:]}) == 1, "a cell broke its row"
 
 
 @pytest.mark.parametrize("text", ["a", "```\nb\n```", "````"])
