@@ -28,6 +28,8 @@ from pytest_cudaforge.records import (
 
 __all__ = ["MAX_TOKENS", "Page", "estimate_tokens", "page"]
 
+Figure = tuple[str, float, str]
+
 MAX_TOKENS = 2500
 _LINE_CHARACTERS = 320
 _SOURCE_CHARACTERS = 110
@@ -39,6 +41,7 @@ _RUNGS = {
     "counters": "hardware counters of the CPU (perf)",
     "static": "what binary, plan and roofline tell; nothing was counted while it ran",
 }
+_TIMED = "kernel times and samples; no hardware counters"
 
 
 @dataclass(frozen=True)
@@ -116,21 +119,24 @@ def _profile(profile: Profile | None) -> Iterator[_Section]:
         return
     yield _Section("", tuple(_standing(profile)))
     own = diagnose(profile)
+    # On a CPU the rules are the diagnosis: they say in words, with its figures, what bounds the kernel.
+    ruled = {(rule.kernel, rule.rule) for rule in profile.rules}
+    bounds = [found for found in own if (found.kernel, found.bound) not in ruled]
+    facts = _lines(map(_figure, _facts(profile, bounds)), "figures of the call", 3, every=4)
     yield _Section("Where the time goes (profiled with warm caches: shares count):", tuple(_kernels(profile)))
-    ruled = {rule.kernel for rule in profile.rules}
-    # On a CPU the rules are the diagnosis.
-    bounds = [found for found in own if found.bound != "unknown" or found.kernel not in ruled]
     yield _Section("What bounds it:", tuple(_bounds(bounds)))
     yield _Section("Rules of the profiler, with its own estimate of the gain:", tuple(_rules(profile.rules)))
     yield _Section("Hot lines of the source:", tuple(_hot(profile, own)), fenced=True)
-    yield _Section("The whole call:", tuple(_lines(map(_figure, profile.facts), "figures of the call", 3, every=4)))
-    yield _Section("Other metrics:", tuple(_metrics(profile, own)))
+    yield _Section("The whole call:", tuple(facts))
+    yield _Section("Other metrics:", tuple(_metrics(profile, bounds)))
     yield _Section("The compiler remarks:", tuple(_lines(profile.remarks, "compiler's remarks", 4, every=2)), True)
 
 
 def _standing(profile: Profile) -> Iterator[_Line]:
     kind = f"{profile.depth} profile" + (f" of workload {profile.workload}" if profile.workload else "")
-    yield _Line(f"Evidence: {_RUNGS[profile.rung]}; {kind}, of this very candidate.", 0, "note")
+    timed = profile.rung == "static" and any(kernel.duration_ns is not None for kernel in profile.kernels)
+    rests_on = _TIMED if timed else _RUNGS[profile.rung]
+    yield _Line(f"Evidence: {rests_on}; {kind}, of this very candidate.", 0, "note")
     label = "Note" if profile.rung in ("ncu", "counters") else "Why no better evidence"
     yield from _lines((f"{label}: {note}" for note in profile.notes), "notes", 1)
 
@@ -191,11 +197,17 @@ def _hot_line(line: HotLine) -> str:
     )
 
 
+def _facts(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[Figure]:
+    """The call's figures that no bound cites."""
+    cited = {figure for found in own for figure in found.figures}
+    return (fact for fact in profile.facts if fact not in cited)
+
+
 def _metrics(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
-    """What the bounds did not cite, of the kernel that takes longest."""
+    """What neither the bounds nor the whole call say, of the own kernel that takes longest."""
     longest = max(profile.kernels, key=lambda kernel: (kernel.own, kernel.duration_ns or 0.0), default=None)
-    cited = {figure[0] for found in own for figure in found.figures if longest and found.kernel == longest.function}
-    rest = [metric for metric in (longest.metrics if longest else ()) if metric[0] not in cited]
+    cited = {figure for found in own for figure in found.figures if longest and found.kernel == longest.function}
+    rest = [metric for metric in (longest.metrics if longest else ()) if metric not in {*cited, *profile.facts}]
     yield from _lines(map(_figure, rest), "metrics", 3, every=4)
 
 
@@ -208,7 +220,7 @@ def _memory(rounds: Sequence[Round]) -> Iterator[_Line]:
     yield from _lines(attempts.render(attempts.remember(rounds)), "earlier attempts", 1)
 
 
-def _figure(figure: tuple[str, float, str]) -> str:
+def _figure(figure: Figure) -> str:
     name, value, unit = figure
     return f"{name} {figures.show(value, unit)}"
 

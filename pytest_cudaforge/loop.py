@@ -365,12 +365,11 @@ class _Forging:
         return profiled
 
     async def _with_profile(self, choice: _Choice) -> _Choice:
-        """The winner's verdict with a full profile, for who reads of it. On a CPU the one its round has will do."""
+        """The winner's verdict with a full profile, for who reads of it."""
         entry = self._round_of(choice.winner)
         if entry is None or entry.evaluation is None or choice.final is None:
             return choice
-        thorough = self.context.evaluator.device.kind == "cuda" or self.context.profile == "always"
-        if self._profiles and thorough and not self.context.stop.reason:
+        if self._profiles and not self.context.stop.reason:
             with contextlib.suppress(BudgetExhausted):
                 entry = await self._profiled(entry, "full")
         profile = entry.evaluation.profile if entry.evaluation is not None else None
