@@ -12,11 +12,13 @@ notes; the ladder (:mod:`.profiling`) goes on below.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_cudaforge.evaluation.counter_reading import profile_of
@@ -39,39 +41,55 @@ _PAGES: dict[str, tuple[str, ...]] = {"quick": ("raw", "source"), "full": ("raw"
 
 @dataclass
 class CounterProfiler:
-    """Runs ncu and reads its answers. ``unknown``: metrics that this device does not have, as far as was learnt."""
+    """Runs ncu and reads its answers; it learns once which metrics the device has, and keeps that in the cache."""
 
     program: Path
     replayed: Replayed
     cache_dir: Path
-    unknown: set[str] = field(default_factory=set)
 
     def look(self, call: ProfiledCall, static: Profile) -> Profile:
         """``static`` with what ncu saw. Raises Refused; OracleError and TargetError where inputs cannot be drawn."""
         limit_s = _RUN_S[static.depth]
         with self.replayed.prepared(call, watch="counters", calls=1, limit_s=limit_s) as folder:
-            self._run(folder, static.depth)
+            self._run(call, folder, static.depth)
             pages = self._pages(folder, static.depth)
+            self._learn(call, pages["raw"])
             report = self._kept(folder / "report.ncu-rep", static)
             lined = (folder / "lined").exists()
         notes = () if lined else ("the build with line numbers has other code: no source lines",)
         found = profile_of(call, static, pages)
         return replace(found, report=report, notes=(*found.notes, *notes))
 
-    def _run(self, folder: Path, depth: Depth) -> None:
+    def _run(self, call: ProfiledCall, folder: Path, depth: Depth) -> None:
         """Profile once, and once more without the metrics that ncu did not know. Raises Refused."""
-        for attempt in range(2):
-            asked = metrics.chosen(self.unknown)
+        unknown = metrics.load_unknown(self._answers(call))
+        asked = metrics.chosen(unknown)
+        try:
+            self._profile(folder, depth, asked)
+        except Refused as refusal:
+            words = _said(folder)
+            complained = ncu.unknown_metrics_in(words) & set(asked)
+            if not complained:
+                raise _explained(refusal, words) from None
+            # Some versions refuse the whole run for a name that they do not know, others leave it out.
+            asked = tuple(name for name in asked if name not in complained)
             try:
                 self._profile(folder, depth, asked)
-                return
-            except Refused as refusal:
-                words = _said(folder)
-                unknown = ncu.unknown_metrics_in(words) & set(asked)
-                if attempt or not unknown:
-                    reason = ncu.refusal_in(words) or str(refusal)
-                    raise Refused(reason, lasting=refusal.lasting or ncu.lasting_refusal(words)) from None
-                self.unknown |= unknown
+            except Refused as again:
+                raise _explained(again, _said(folder)) from None
+
+    def _learn(self, call: ProfiledCall, page: str) -> None:
+        """Which metrics of the table this device does not have, where all of them were asked for."""
+        file = self._answers(call)
+        if metrics.load_unknown(file) is None:
+            metrics.store_unknown(file, set(metrics.chosen(None)) - ncu.metrics_in(page))
+
+    def _answers(self, call: ProfiledCall) -> Path:
+        """By device and ncu: another version of either may know others."""
+        stamp = self.program.stat().st_mtime_ns if self.program.exists() else 0
+        identity = [call.device.name, call.device.arch, call.device.uuid, str(self.program.resolve()), stamp]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        return self.cache_dir / f"ncu-metrics-{digest}.json"
 
     def _profile(self, folder: Path, depth: Depth, asked: Sequence[str]) -> None:
         report, log = folder / "report.ncu-rep", folder / "ncu.log"
@@ -116,6 +134,11 @@ class CounterProfiler:
         except OSError:
             return ""
         return str(place)
+
+
+def _explained(refusal: Refused, words: str) -> Refused:
+    """The refusal in ncu's own words, where it has some."""
+    return Refused(ncu.refusal_in(words) or str(refusal), lasting=refusal.lasting or ncu.lasting_refusal(words))
 
 
 def _said(folder: Path) -> str:

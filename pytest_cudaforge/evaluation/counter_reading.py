@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
 from pytest_cudaforge.hardware import metrics, ncu
 from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, SourceLine
-from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel, RuleFinding
+from pytest_cudaforge.records import Candidate, HotLine, Profile, ProfiledKernel, RuleFinding
 
 __all__ = ["profile_of", "readable_name"]
 
 _DURATION = "gpu__time_duration.sum"
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-_MOST_RULES = 16
+_MOST_RULES, _SAME_RULE = 16, 2
 #: Lines of one kernel: the hottest, and those that show an excess.
 _HOT_LINES, _EXCESS_LINES = 8, 4
 _MOST_STALLS = 3
@@ -38,7 +39,7 @@ def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str]) ->
         rung="ncu",
         kernels=kernels,
         rules=tuple(_rules(ncu.parse_rules(pages.get("details", "")), by_number, functions)),
-        lines=tuple(_lines(ncu.parse_source(pages.get("source", "")), functions)),
+        lines=tuple(_lines(ncu.parse_source(pages.get("source", "")), functions, call.candidate)),
         facts=(*static.facts, *_facts(launches, kernels, dict((n, v) for n, v, _ in static.facts))),
         notes=(*static.notes, *_notes(launches, static)),
     )
@@ -57,6 +58,8 @@ def _kernels(launches: Sequence[RawKernel], functions: Mapping[str, str], static
         longest = max(members, key=_duration_ns)
         own = symbol in functions
         function = functions[symbol] if own else readable_name(symbol)
+        compiled = _compiled(function, grid, static) if own else {}
+        only = (figure for name, figure in compiled.items() if name.startswith("static__"))
         yield ProfiledKernel(
             function=function,
             own=own,
@@ -64,7 +67,7 @@ def _kernels(launches: Sequence[RawKernel], functions: Mapping[str, str], static
             duration_ns=sum(map(_duration_ns, members)) or None,
             grid=grid,
             block=block,
-            metrics=(*_asked(longest), *metrics.derived(longest.figures), *_compiled(function, own, static)),
+            metrics=(*_exact(_asked(longest), compiled), *metrics.derived(longest.figures), *only),
         )
 
 
@@ -83,12 +86,18 @@ def _asked(launch: RawKernel) -> Iterator[Figure]:
             yield name, value, unit
 
 
-def _compiled(function: str, own: bool, static: Profile) -> Iterator[Figure]:
-    """What only the compiler tells."""
-    kernel = next((k for k in static.kernels if k.function == function), None) if own else None
-    for figure in kernel.metrics if kernel is not None else ():
-        if figure[0].startswith("static__"):
-            yield figure
+def _exact(figures: Iterable[Figure], compiled: Mapping[str, Figure]) -> Iterator[Figure]:
+    """ncu prints two decimals: what is less than that to it (the waves of a grid of a few blocks) is reckoned."""
+    for figure in figures:
+        known = compiled.get(figure[0])
+        yield known if known is not None and not figure[1] else figure
+
+
+def _compiled(function: str, grid: tuple[int, ...], static: Profile) -> dict[str, Figure]:
+    """What the binary and the launch tell, by name."""
+    kernels = [kernel for kernel in static.kernels if kernel.function == function]
+    kernel = next((kernel for kernel in kernels if kernel.grid == grid), kernels[0] if kernels else None)
+    return {figure[0]: figure for figure in (kernel.metrics if kernel is not None else ())}
 
 
 def readable_name(symbol: str) -> str:
@@ -138,18 +147,22 @@ def _notes(launches: Sequence[RawKernel], static: Profile) -> Iterator[str]:
 
 
 def _rules(rules: Sequence[RawRule], symbols: Mapping[int, str], functions: Mapping[str, str]) -> Iterator[RuleFinding]:
-    """Of the candidate's own kernels, each rule once."""
-    told: set[tuple[str, str]] = set()
+    """Of the candidate's own kernels, each rule at most twice (two stall reasons, say)."""
+    told: Counter[tuple[str, str]] = Counter()
     for rule in rules:
         function = functions.get(symbols.get(rule.number, ""))
-        if function is None or (function, rule.rule) in told or len(told) >= _MOST_RULES:
+        if function is None or told[function, rule.rule] >= _SAME_RULE or told.total() >= _MOST_RULES:
             continue
-        told.add((function, rule.rule))
+        told[function, rule.rule] += 1
         yield RuleFinding(function, rule.rule, rule.text, rule.speedup_percent)
 
 
-def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str]) -> Iterator[HotLine]:
-    """Of each own kernel the lines with most samples, and those that show an excess."""
+def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str], candidate: Candidate) -> Iterator[HotLine]:
+    """Of each own kernel the lines with most samples, and those that show an excess.
+
+    Their text is the candidate's, which was compiled without a file where ncu could find it.
+    """
+    sources = {name: text.splitlines() for name, text in candidate.files}
     merged: dict[tuple[str, str, int], SourceLine] = {}
     for line in lines:
         key = (line.symbol, line.file, line.line)
@@ -157,7 +170,8 @@ def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str]) -> Iterato
         if known is not None:
             figures = {n: known.figures.get(n, 0.0) + line.figures.get(n, 0.0) for n in {*known.figures, *line.figures}}
             line = replace(line, figures=figures)
-        merged[key] = line
+        source = sources.get(line.file, [])
+        merged[key] = replace(line, text=source[line.line - 1]) if 0 < line.line <= len(source) else line
     for symbol in dict.fromkeys(line.symbol for line in merged.values()):
         if symbol in functions:
             yield from _hot([line for line in merged.values() if line.symbol == symbol], functions[symbol])

@@ -55,7 +55,7 @@ BOUNDS: Mapping[str, str] = {
 
 Figure = tuple[str, float, str]
 
-_HIGH = 60.0
+_HIGH, _SHARED_HIGH = 60.0, 40.0
 #: A bound that the time must allow: below this a launch itself is what counts.
 _SHORT_NS = 3000.0
 #: Bytes moved by bytes needed from which on they are too many.
@@ -205,6 +205,13 @@ def _uncoalesced(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     return None
 
 
+def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    # Bytes that stay in the L2 between two kernels cost less, but are no more needed.
+    if seen.get(REDUNDANCY) >= _REDUNDANT and max(seen.get(DRAM), seen.get(L2)) >= seen.get(SM):
+        return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
+    return None
+
+
 def _full(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     """A unit near its peak: arithmetic, device memory or a cache, whichever is nearest."""
     memory, arithmetic, cache = seen.get(DRAM), seen.get(SM), max(seen.get(L1), seen.get(L2))
@@ -212,17 +219,11 @@ def _full(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
         return None
     if arithmetic >= max(memory, cache):
         return "compute", (SM, DRAM, ISSUE)
-    if memory >= _HIGH:
-        if seen.get(REDUNDANCY) >= _REDUNDANT:
-            return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
-        return "memory bandwidth", (DRAM, SM, REDUNDANCY)
-    return "cache bandwidth", (L1 if seen.get(L1) >= seen.get(L2) else L2, DRAM, SM)
-
-
-def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
-    if seen.get(REDUNDANCY) >= _REDUNDANT and seen.get(DRAM) >= seen.get(SM):
-        return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
-    return None
+    nearer = L1 if seen.get(L1) > seen.get(L2) else L2
+    # A large cache takes some of the writes that device memory would have to.
+    if memory >= _HIGH or (nearer == L2 and memory >= _SHARED_HIGH):
+        return "memory bandwidth", (DRAM, L2 if seen.get(L2) > memory else SM, REDUNDANCY)
+    return "cache bandwidth", (nearer, DRAM, SM)
 
 
 def _occupancy(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
@@ -249,8 +250,8 @@ _TESTS: tuple[Callable[[_Seen], tuple[Bound, tuple[str, ...]] | None], ...] = (
     _spills,
     _conflicts,
     _uncoalesced,
-    _full,
     _redundant,
+    _full,
     _occupancy,
     _latency,
 )

@@ -1,4 +1,4 @@
-"""Which metrics a device is asked for, and what is reckoned from their values. Pure but for one data file.
+"""Which metrics a device is asked for, and what is reckoned from their values.
 
 Ratios that show a fault are reckoned here, when a profile is made, and stored in it under names of their own
 (``derived__...``): whoever cites one can look it up.
@@ -6,16 +6,19 @@ Ratios that show a fault are reckoned here, when a profile is made, and stored i
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib.resources
+import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.hardware.ncu import Figures
 
-__all__ = ["chosen", "derived", "floor", "table"]
-
-_SECTOR_BYTES = 32
+__all__ = ["chosen", "derived", "floor", "load_unknown", "store_unknown", "table"]
 
 
 @functools.cache
@@ -37,14 +40,41 @@ def floor() -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(names) for names in _data()["floor"])
 
 
-def chosen(unknown: Collection[str]) -> tuple[str, ...]:
-    """The metrics to ask for on a device that does not know ``unknown``."""
+def chosen(unknown: Collection[str] | None) -> tuple[str, ...]:
+    """The metrics to ask for on a device that does not have ``unknown``; all names where nothing is known yet."""
     found: dict[str, None] = {}
     for names in table():
+        if unknown is None:
+            found |= dict.fromkeys(names)
+            continue
         name = next((name for name in names if name not in unknown), None)
         if name is not None:
             found[name] = None
     return tuple(found)
+
+
+def load_unknown(file: Path) -> frozenset[str] | None:
+    """Metrics that a device does not have, as :func:`store_unknown` left them; None where nobody asked it yet."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    known = isinstance(data, dict) and data.get("table") == _table_digest() and isinstance(data.get("unknown"), list)
+    return frozenset(map(str, data["unknown"])) if known else None
+
+
+def store_unknown(file: Path, unknown: Collection[str]) -> None:
+    """Keep a device's answer; a place that cannot be written costs the next session a longer question."""
+    text = json.dumps({"table": _table_digest(), "unknown": sorted(unknown)})
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+
+
+def _table_digest() -> str:
+    return hashlib.sha256(json.dumps(table()).encode()).hexdigest()[:16]
 
 
 def derived(figures: Figures) -> Iterator[tuple[str, float, str]]:
@@ -62,6 +92,14 @@ def derived(figures: Figures) -> Iterator[tuple[str, float, str]]:
     globally = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum")
     if local is not None and globally is not None and local + globally:
         yield "derived__local_sectors_share", 100.0 * local / (local + globally), "%"
+    for name, op in (
+        ("derived__global_load_sectors_per_request", "ld"),
+        ("derived__global_store_sectors_per_request", "st"),
+    ):
+        sectors = value(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum")
+        requests = value(f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum")
+        if sectors and requests:
+            yield name, sectors / requests, "sector"
     conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
     wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")
     if conflicts is not None and wavefronts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import math
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ __all__ = [
     "command",
     "find_ncu",
     "lasting_refusal",
+    "metrics_in",
     "number",
     "page_command",
     "parse_raw",
@@ -68,7 +70,7 @@ def command(
         argv += ["--set", "full"]
     else:
         argv += ["--section", "SourceCounters"]
-    argv += ["--import-source", "yes", "--log-file", str(log)]
+    argv += ["--import-source", "yes", "--source-folders", str(report.parent), "--log-file", str(log)]
     return [*argv, *application]
 
 
@@ -135,7 +137,8 @@ class RawKernel:
 
 @dataclass(frozen=True)
 class RawRule:
-    """A rule that fired for launch ``number``; ``speedup_percent``: its estimate of the gain, where it gives one."""
+    """A rule that fired for launch ``number``; ``speedup_percent``: its estimate of what the kernel may gain, where it
+    gives one (an estimate for one unit only, ncu's "local", is none)."""
 
     number: int
     rule: str
@@ -155,11 +158,19 @@ class SourceLine:
 
 
 def number(text: str) -> float | None:
-    """A cell's number, thousands separated or not; None for "n/a", "-" and words."""
+    """A cell's number, thousands separated or not; None for "n/a", "nan", "-" and words."""
     try:
-        return float(text.replace(",", ""))
+        value = float(text.replace(",", ""))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
+
+
+def metrics_in(text: str) -> frozenset[str]:
+    """Names of all metrics on the raw page. One that the device does not have is not there; one that has no value for
+    a kernel is."""
+    names = next((row for row in _rows(text) if "ID" in row and "Kernel Name" in row), [])
+    return frozenset(name for name in names if "__" in name)
 
 
 def parse_raw(text: str) -> tuple[RawKernel, ...]:
@@ -198,7 +209,8 @@ def parse_rules(text: str) -> tuple[RawRule, ...]:
             continue
         index, rule = int(number(cells.get("ID", "")) or 0), _plain(cells["Rule Name"])
         words = _plain(cells.get("Rule Description", ""))
-        speedup = number(cells.get("Estimated Speedup", ""))
+        whole = cells.get("Estimated Speedup Type") == "global"
+        speedup = number(cells.get("Estimated Speedup", "")) if whole else None
         found.setdefault((index, rule, words), RawRule(index, rule, words, speedup))
     return tuple(sorted(found.values(), key=lambda rule: -(rule.speedup_percent or 0.0)))
 

@@ -1,0 +1,160 @@
+"""Pages of Nsight Compute 2025.3.1 from an H200, one set for each planted fault (without columns that nobody reads)."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import planted_faults
+import pytest
+import torch
+from planted_faults import FAULTS, Fault
+
+from pytest_cudaforge import languages
+from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.counter_reading import profile_of, readable_name
+from pytest_cudaforge.evaluation.profiling import ProfiledCall, static_profile
+from pytest_cudaforge.hardware import metrics, ncu
+from pytest_cudaforge.hardware.diagnosis import diagnose
+from pytest_cudaforge.languages import units_of
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import DeviceFacts, Profile, Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.runtime.library import MetaShapes
+from pytest_cudaforge.runtime.signature import Signature, flatten_call
+from pytest_cudaforge.runtime.trace import trace
+
+PAGES = Path(__file__).parent / "data" / "ncu"
+H200 = DeviceFacts(
+    kind="cuda",
+    name="NVIDIA H200",
+    arch="sm_90",
+    sm_count=132,
+    l2_bytes=60 << 20,
+    bandwidth_bytes_per_s=4.2e12,
+    extra=(
+        ("max_blocks_per_sm", "32"),
+        ("max_threads_per_sm", "2048"),
+        ("registers_per_sm", "65536"),
+        ("shared_bytes_per_sm", "233472"),
+    ),
+)
+
+
+def _call(fault: Fault) -> ProfiledCall:
+    cuda = languages.load("cuda")
+    if reason := cuda.availability():
+        pytest.skip(reason)
+    shape = (64, 1 << 18) if fault.target == "scaled" else (4096, 4096)
+    spec = TensorSpec(shape, "float32", (shape[1], 1))
+    tree = flatten_call((torch.empty(1),), {})[1]
+    nbytes = spec.extent_bytes
+    workload = WorkloadFacts("default", (("0", spec),), tree, (), None, nbytes, 0, nbytes, 0)
+    facts = TargetFacts(
+        "faults.py::target", "default", None, None, ("cuda",), 1.0, ("kernel",), "eval", False, False, "drawn", "all",
+        (), False, None, (workload,),
+    )  # fmt: skip
+    target = Target("faults.py::target", "/", "faults.py", "target", "function", 1, "faults", "/", "target", "", "")
+    traced = trace(fault.plan, Signature(workload.inputs, tree, None, H200, "cuda"), MetaShapes())
+    binaries = tuple(cuda.compile(fault.source, unit, "sm_90") for unit in units_of(traced))
+    return ProfiledCall(fault.candidate, target, facts, Product(workload, traced, binaries), H200)
+
+
+@functools.cache
+def _profile(name: str) -> Profile:
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    call = _call(fault)
+    pages = {page: (PAGES / f"{name}-{page}.csv").read_text() for page in ("raw", "details", "source")}
+    return profile_of(call, static_profile(call, "full"), pages)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_planted_fault_is_named_with_its_line(fault: Fault) -> None:
+    profile = _profile(fault.name)
+    assert profile.rung == "ncu" and profile.candidate == fault.candidate.digest
+    assert all(kernel.own for kernel in profile.kernels)
+    for found in diagnose(profile):
+        assert found.bound == fault.bound, found
+        assert len(found.figures) >= 2
+        assert found.lines[0].line in fault.lines, [line.line for line in found.lines]
+        assert found.lines[0].source == fault.source.splitlines()[found.lines[0].line - 1].strip()
+    assert from_json(Profile, to_json(profile)) == profile
+
+
+def test_figures_are_what_the_page_says() -> None:
+    profile = _profile("conflicting")
+    (kernel,) = profile.kernels
+    known = {name: (value, unit) for name, value, unit in kernel.metrics}
+    # "88,128.00" ns, "16,366,060.00" conflicts
+    assert kernel.duration_ns == 88128.0 and (kernel.grid, kernel.block) == ((128, 128, 1), (256, 1, 1))
+    assert known["l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"] == (16366060.0, "")
+    assert known["derived__shared_bank_conflicts_share"][0] == pytest.approx(91.823, abs=1e-3)
+    assert known["launch__registers_per_thread"] == (32.0, "register/thread")
+    line = next(line for line in profile.lines if line.line == 10)
+    figures = {name: value for name, value, _ in line.figures}
+    assert figures["L1 Wavefronts Shared Excessive"] == 16252928.0
+    rule = profile.rules[0]
+    assert (rule.kernel, rule.rule, rule.speedup_percent) == ("tiles", "UncoalescedSharedAccess", 90.74)
+
+
+def test_an_estimate_for_one_unit_is_no_estimate_for_the_kernel() -> None:
+    rules = {rule.rule: rule.speedup_percent for rule in _profile("lonely").rules}
+    assert rules["HighPipeUtilization"] is None and rules["LaunchConfiguration"] == 96.97
+
+
+def test_a_few_waves_are_not_rounded_to_none() -> None:
+    figures = {name: value for name, value, _ in _profile("lonely").kernels[0].metrics}
+    assert figures["launch__waves_per_multiprocessor"] == pytest.approx(4 / (8 * 132))
+
+
+def test_the_call_is_the_sum_of_its_kernels() -> None:
+    profile = _profile("travelling")
+    facts = {name: value for name, value, _ in profile.facts}
+    assert [kernel.launches for kernel in profile.kernels] == [1, 1, 1]
+    assert facts["kernel_time"] == sum(kernel.duration_ns or 0 for kernel in profile.kernels) == 144096.0
+    assert facts["dram_bytes"] == 345644544.0 and facts["own_share"] == 100.0
+    assert facts["derived__dram_bytes_by_minimal"] == pytest.approx(345644544 / facts["minimal_bytes"])
+
+
+def test_metrics_that_the_device_lacks_are_learnt_from_its_answer(tmp_path: Path) -> None:
+    page = (PAGES / "lonely-raw.csv").read_text()
+    asked = metrics.chosen(None)
+    assert {name for names in metrics.floor() for name in names} <= set(asked) and len(metrics.floor()) == 24
+    lacking = set(asked) - ncu.metrics_in(page)
+    assert "smsp__warp_issue_stalled_memory_dependency_per_warp_active.pct" in lacking
+    file = tmp_path / "kept" / "answers.json"
+    assert metrics.load_unknown(file) is None
+    metrics.store_unknown(file, lacking)
+    known = metrics.load_unknown(file)
+    assert known == lacking
+    again = metrics.chosen(known)
+    assert not set(again) & lacking and "smsp__warp_issue_stalled_lg_throttle_per_warp_active.pct" in again
+    file.write_text("{")
+    assert metrics.load_unknown(file) is None
+
+
+_ANONYMOUS = "_GLOBAL__N__a1b2c3d4_12_SoftMax_cu"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_Z5twicePKfPf", "twice"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n", "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n"),
+        ("_ZN2at6native18elementwise_kernelILi4ENS0_11FillFunctorIfEEEEviT0_T1_", "at::native::elementwise_kernel"),
+        (f"_ZN2at6native{len(_ANONYMOUS)}{_ANONYMOUS}7softmaxEv", "at::native::softmax"),
+    ],
+)
+def test_names_of_a_librarys_kernels(symbol: str, name: str) -> None:
+    assert readable_name(symbol) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["", "==PROF== Connected\n", '"ID","Kernel Name"\n', "\x00\x01,\n,,\n", "ID,Kernel Name\n,\nx,y\n"]
+)
+def test_what_is_no_page_holds_nothing(text: str) -> None:
+    assert not any(kernel.figures for kernel in ncu.parse_raw(text))
+    assert ncu.parse_rules(text) == () and ncu.parse_source(text) == ()
+
+
+def test_the_planted_kernels_know_their_lines() -> None:
+    assert all(fault.lines for fault in FAULTS) and not planted_faults.HONEST_ONE.lines
