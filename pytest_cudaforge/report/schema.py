@@ -126,7 +126,14 @@ def _required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
+def _lines(data: dict[str, Any]) -> str:
+    """JSON with a line for each record, so that a change is seen where it is."""
+    records = ",\n".join(f'  "{name}": {json.dumps(record)}' for name, record in data["definitions"].items())
+    rest = ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in data.items() if name != "definitions")
+    return f'{{\n{rest},\n "definitions": {{\n{records}\n }}\n}}\n'
+
+
 if __name__ == "__main__":
     path = Path(__file__).with_name(FILE_NAME)
-    path.write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
+    path.write_text(_lines(schema()), encoding="utf-8")
     print(path)
