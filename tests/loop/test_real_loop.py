@@ -73,7 +73,10 @@ CODER = [
     reply(KERNEL % {**GOOD, "parallel": "#pragma omp parallel for"}),
 ]
 CORRECTION = '{"issue": "wrong", "why": "it is", "fix": "mend it"}'
-OPTIMIZATION = '{"bottleneck": "one thread", "method": "OpenMP", "plan": "a parallel loop over rows", "cites": []}'
+OPTIMIZATION = (
+    '{"bottleneck": "one thread", "method": "OpenMP", "place": "peak_norm", "plan": "a parallel loop over rows", '
+    '"expected_speedup": 1.8, "cites": ["1 launch"]}'
+)
 
 
 @pytest.fixture
@@ -93,7 +96,13 @@ def test_from_a_marked_module_to_a_published_kernel(tmp_path: Path, evaluator: E
     assert statuses == ["BUILD_ERROR", "INCORRECT_NUMERICAL", "PASSED", "PASSED"], trace.reason
     assert trace.outcome in ("forged", "kept_reference"), trace.reason
     assert "weight" in model.requests[1].messages[-1].content, "the Judge sees the compiler's complaint"
+    page = model.requests[-2].messages[-1].content.partition("# Evidence")[2]
+    assert "`peak_norm` (own)" in page and "workload default, of this very candidate" in page, page
+    assert "kernel.cpp:" in page.partition("The compiler remarks:")[2], page
+    profiled = trace.rounds[2].evaluation.profile  # type: ignore[union-attr]
+    assert profiled is not None and profiled.candidate == trace.rounds[2].candidate.digest  # type: ignore[union-attr]
     if trace.outcome == "forged":
+        assert trace.final is not None and trace.final.profile is not None and trace.final.profile.depth == "full"
         (entry,) = Manifest.load(tmp_path / "forged" / "manifest.json").entries
         assert (entry.qualname, entry.arch, entry.isolation) == ("PeakNorm", "cpu", trace.final.isolation.grade)  # type: ignore[union-attr]
         assert "peak_norm" in entry.sources(tmp_path / "forged" / "manifest.json")["kernel.cpp"]
