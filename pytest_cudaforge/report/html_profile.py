@@ -56,7 +56,7 @@ def _time_by_kernel(profile: Profile) -> svg.Picture | None:
             ", ".join(
                 part
                 for part in (
-                    f"{line.share:.0%}" if line.share is not None else "",
+                    amounts.percent(line.share and 100 * line.share),
                     amounts.nanoseconds(line.duration_ns),
                     "" if line.launches == 1 else f"{line.launches} launches",
                     "" if line.own else "library",
@@ -108,7 +108,7 @@ def _hot_lines(profile: Profile) -> Markup | None:
     cells = [
         (
             f"{line.file}:{line.line}",
-            "" if line.share is None else f"{line.share:.0%}",
+            amounts.percent(line.share and 100 * line.share),
             tag("code", line.source.strip()[:160]),
             ", ".join(f"{name} {amounts.quantity(value, unit)}" for name, value, unit in line.figures),
         )

@@ -242,7 +242,7 @@ def standing_bars(entries: Sequence[Standing]) -> Picture | None:
 
 # -- the roofline ----------------------------------------------------------------------------------------------------
 
-_ROOF_WIDTH, _ROOF_HEIGHT, _ROOF_LEFT, _ROOF_TOP = 460, 240, 62, 16
+_ROOF_WIDTH, _ROOF_HEIGHT, _ROOF_LEFT, _ROOF_TOP = 460, 240, 62, 26
 
 
 def rooflines(
@@ -264,9 +264,9 @@ def rooflines(
     body = joined(
         _decades(x, y),
         _roof(x, y, bandwidth_bytes_per_s, roofs),
-        [_roof_point(entry, x, y) for entry in points],
+        _roof_points(points, x, y),
         tag("text", "FLOPs per byte", x=right, y=bottom + 32, class_="end faint"),
-        tag("text", "FLOP/s", x=4, y=10, class_="faint"),
+        tag("text", "FLOP/s", x=_ROOF_LEFT, y=12, class_="mid faint"),
     )
     return Picture("Roofline: FLOP/s over FLOPs per byte", right + 110, bottom + 40, body)
 
@@ -298,13 +298,19 @@ def _roof(x: _LogScale, y: _LogScale, bandwidth: float, roofs: Sequence[tuple[st
     return joined(parts)
 
 
-def _roof_point(entry: Standing, x: _LogScale, y: _LogScale) -> Markup:
-    speed = entry.flops / entry.time_ns * 1e9
-    at_x, at_y = x.at(entry.flops / entry.min_bytes), y.at(speed)
-    shape = {"eager": _triangle, "compile": _square}.get(entry.party, _dot)
-    told = f"{entry.workload}, {entry.party}: {_si(speed)}FLOP/s, {entry.sol_percent:.0f} % of the speed of light"
-    label = tag("text", entry.party, x=at_x + 9, y=at_y + 4)
-    return tag("g", tag("title", told), shape(at_x, at_y), label)
+def _roof_points(points: Sequence[Standing], x: _LogScale, y: _LogScale) -> Markup:
+    """Marks where they belong, names beside them and never on one another."""
+    parts: list[Markup] = []
+    lowest: dict[float, float] = {}
+    for entry in sorted(points, key=lambda point: point.time_ns):
+        speed, intensity = entry.flops / entry.time_ns * 1e9, entry.flops / entry.min_bytes
+        at_x, at_y = x.at(intensity), y.at(speed)
+        name_y = max(at_y + 4, lowest.get(intensity, 0.0) + 13)
+        lowest[intensity] = name_y
+        shape = {"eager": _triangle, "compile": _square}.get(entry.party, _dot)
+        told = f"{entry.workload}, {entry.party}: {_si(speed)}FLOP/s, {entry.sol_percent:.0f} % of the speed of light"
+        parts.append(tag("g", tag("title", told), shape(at_x, at_y), tag("text", entry.party, x=at_x + 10, y=name_y)))
+    return joined(parts)
 
 
 def _triangle(x: float, y: float) -> Markup:
