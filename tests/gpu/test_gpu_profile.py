@@ -1,0 +1,265 @@
+"""Nsight Compute on a real GPU: planted faults are named with their lines, in time; below it CUPTI answers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import planted_faults
+import pytest
+from planted_faults import FAULTS, HONEST_ONE, Fault
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.profiling import Profiler
+from pytest_cudaforge.hardware.counter_probe import probe
+from pytest_cudaforge.hardware.diagnosis import diagnose
+from pytest_cudaforge.records import Candidate, Profile, Target
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
+]
+
+LAYERS = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+class Norm(nn.Module):
+    def __init__(self, dim, eps=1e-5):
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x):
+        return x / torch.sqrt(torch.mean(x**2, dim=self.dim, keepdim=True) + self.eps)
+
+@forge_target(inputs=lambda: [torch.randn(2048, 4096)], init=lambda: [1])
+class Small(Norm): ...
+
+@forge_target(inputs=lambda: [torch.rand(112, 64, 512, 512)], init=lambda: [1])
+class Big(Norm): ...
+
+@forge_target(inputs=lambda: [torch.randn(512, 1024)], init=lambda: [1024, 512], allow=("kernel", "mixed", "library"))
+class Project(nn.Linear):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+@forge_target(inputs=lambda: [torch.randn(64, 4096)])
+def doubled(x):
+    return 2 * x
+"""
+
+SMALL = """
+__global__ void __launch_bounds__(256) rows(const float4* x, float4* y, float eps) {
+  __shared__ float part[8];
+  const float4* in = x + (long long)blockIdx.x * 1024;
+  float4 v[4]; float s = 0;
+  for (int i = 0; i < 4; ++i) v[i] = in[threadIdx.x + 256 * i];
+  for (int i = 0; i < 4; ++i) s += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+  for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = s;
+  __syncthreads();
+  s = 0;
+  for (int i = 0; i < 8; ++i) s += part[i];
+  const float k = rsqrtf(s / 4096 + eps);
+  for (int i = 0; i < 4; ++i) {
+    const float4 o = make_float4(v[i].x * k, v[i].y * k, v[i].z * k, v[i].w * k);
+    y[(long long)blockIdx.x * 1024 + threadIdx.x + 256 * i] = o;
+  }
+}
+"""
+BIG = """
+__global__ void planes(const float* __restrict__ x, float* __restrict__ y, long long plane, float eps) {
+  const long long p = (long long)blockIdx.x * blockDim.x + threadIdx.x + (long long)blockIdx.y * 64 * plane;
+  float v[64], s = 0;
+#pragma unroll
+  for (int c = 0; c < 64; ++c) v[c] = __ldcs(x + p + c * plane);
+#pragma unroll
+  for (int c = 0; c < 64; ++c) s += v[c] * v[c];
+  const float k = rsqrtf(s / 64 + eps);
+#pragma unroll
+  for (int c = 0; c < 64; ++c) __stcs(y + p + c * plane, v[c] * k);
+}
+"""
+_HEAD = "from pytest_cudaforge.plan import empty, launch, op\n\n\n"
+SMALL_PLAN = (
+    _HEAD
+    + """def plan(module, x):
+    y = empty(x.shape, x.dtype)
+    launch("rows", grid=x.shape[0], block=256, args=(x, y, module.eps))
+    return y
+"""
+)
+BIG_PLAN = (
+    _HEAD
+    + """def plan(module, x):
+    y = empty(x.shape, x.dtype)
+    plane = x.shape[2] * x.shape[3]
+    launch("planes", grid=(plane // 256, x.shape[0]), block=256, args=(x, y, plane, module.eps))
+    return y
+"""
+)
+PROJECT = """
+__global__ void relu(const float* x, float* y) {
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  y[i] = fmaxf(x[i], 0.f);
+}
+"""
+PROJECT_PLAN = (
+    _HEAD
+    + """def plan(module, x):
+    h = op("aten.addmm", module.bias, x, module.weight.t())
+    y = empty(h.shape, h.dtype)
+    launch("relu", grid=h.numel() // 256, block=256, args=(h, y))
+    return y
+"""
+)
+TRITON = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    tl.store(y + at, 2 * value, mask=at < n)
+"""
+TRITON_PLAN = (
+    _HEAD
+    + """def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("double", grid=(x.numel() // 1024,), args=(x, y, x.numel()), constants={"BLOCK": 1024})
+    return y
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    (root / "faults.py").write_text(planted_faults.LAYERS)
+    (root / "layers.py").write_text(LAYERS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    with Evaluator(EvaluatorSettings(device="cuda:0", cache_dir=tmp_path_factory.mktemp("cache"))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def counters() -> None:
+    found = probe("cuda:0")
+    if found.rung != "ncu":
+        pytest.skip(f"{found.reason}; {found.remedy}")
+
+
+def _target(root: Path, name: str) -> Target:
+    return next(target for target in discover([root], root).targets if target.id.endswith(f"::{name}"))
+
+
+def _show(profile: Profile) -> None:
+    print(f"\n{profile.rung} {profile.depth} {profile.seconds:.2f} s {profile.notes} {profile.report}")
+    for k in profile.kernels:
+        print(f"  {k.function} own {k.own} x{k.launches} {k.duration_ns} ns {k.grid} {k.block}")
+    for found in diagnose(profile):
+        print(f"  {found.kernel}: {found.bound} {found.figures} lines {[line.line for line in found.lines[:4]]}")
+    for rule in profile.rules[:5]:
+        print(f"  {rule.kernel} {rule.rule} {rule.speedup_percent}")
+
+
+@pytest.mark.parametrize("depth", ["quick", "full"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_planted_faults_are_named_with_their_lines(
+    counters: None, evaluator: Evaluator, repo: Path, fault: Fault, depth: str
+) -> None:
+    profile = evaluator.profile(
+        fault.candidate, _target(repo, fault.target), depth="full" if depth == "full" else "quick"
+    )
+    _show(profile)
+    assert profile.rung == "ncu", profile.notes
+    assert {found.bound for found in diagnose(profile)} == {fault.bound}
+    for found in diagnose(profile):
+        assert found.lines[0].line in fault.lines
+    assert bool(profile.rules) == (depth == "full")
+    assert Path(profile.report).stat().st_size > 1000
+
+
+def test_nothing_is_wrong_with_an_honest_kernel(counters: None, evaluator: Evaluator, repo: Path) -> None:
+    profile = evaluator.profile(HONEST_ONE.candidate, _target(repo, HONEST_ONE.target))
+    _show(profile)
+    (found,) = diagnose(profile)
+    assert found.bound == "memory bandwidth"
+    floor = {name for name, _, _ in profile.kernels[0].metrics}
+    print(len(floor), sorted(floor))
+
+
+def test_a_small_candidate_in_time(counters: None, evaluator: Evaluator, repo: Path) -> None:
+    candidate = Candidate.of("cuda", {"kernel.cu": SMALL, "plan.py": SMALL_PLAN})
+    target = _target(repo, "Small")
+    evaluator.profile(candidate, target)
+    quick, full = (evaluator.profile(candidate, target, depth=depth) for depth in ("quick", "full"))
+    _show(quick)
+    _show(full)
+    assert quick.rung == full.rung == "ncu"
+    assert quick.seconds <= 5.0 and full.seconds <= 12.0
+    assert full.rules and full.lines
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 100 << 30,
+    reason="needs 100 GB of GPU memory",
+)
+def test_level1_36_in_time(counters: None, evaluator: Evaluator, repo: Path) -> None:
+    candidate = Candidate.of("cuda", {"kernel.cu": BIG, "plan.py": BIG_PLAN})
+    profile = evaluator.profile(candidate, _target(repo, "Big"))
+    _show(profile)
+    assert profile.rung == "ncu" and profile.seconds <= 15.0
+    assert [found.bound for found in diagnose(profile)] == ["memory bandwidth"]
+
+
+def test_own_kernels_and_a_librarys_are_told_apart(counters: None, evaluator: Evaluator, repo: Path) -> None:
+    candidate = Candidate.of("cuda", {"kernel.cu": PROJECT, "plan.py": PROJECT_PLAN})
+    profile = evaluator.profile(candidate, _target(repo, "Project"))
+    _show(profile)
+    assert profile.rung == "ncu", profile.notes
+    assert [kernel.function for kernel in profile.kernels if kernel.own] == ["relu"]
+    assert any(not kernel.own and kernel.duration_ns for kernel in profile.kernels)
+    assert 0 < dict((name, value) for name, value, _ in profile.facts)["own_share"] < 100
+
+
+def test_a_triton_candidates_lines_are_its_own(counters: None, evaluator: Evaluator, repo: Path) -> None:
+    pytest.importorskip("triton")
+    candidate = Candidate.of("triton", {"kernel.py": TRITON, "plan.py": TRITON_PLAN})
+    profile = evaluator.profile(candidate, _target(repo, "doubled"), depth="full")
+    _show(profile)
+    assert profile.rung == "ncu", profile.notes
+    assert [kernel.own for kernel in profile.kernels] == [True]
+    print([(line.file, line.line, line.source) for line in profile.lines])
+
+
+def test_where_counters_are_refused_cupti_answers(evaluator: Evaluator, repo: Path, tmp_path: Path) -> None:
+    refusing = tmp_path / "ncu"
+    refusing.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\nexit 1\n")
+    os.chmod(refusing, stat.S_IRWXU)
+    seen = Profiler("cuda:0", evaluator.oracle, tmp_path / "cache", {"PATH": f"{tmp_path}:{os.defpath}"})
+    before, evaluator.profiler = evaluator.profiler, seen
+    try:
+        began = time.perf_counter()
+        candidate = Candidate.of("cuda", {"kernel.cu": PROJECT, "plan.py": PROJECT_PLAN})
+        profile = evaluator.profile(candidate, _target(repo, "Project"))
+    finally:
+        evaluator.profiler = before
+    _show(profile)
+    print(f"{time.perf_counter() - began:.2f} s")
+    assert profile.rung == "cupti" and "ERR_NVGPUCTRPERM" in profile.notes[0], profile.notes
+    own = [kernel for kernel in profile.kernels if kernel.own]
+    assert [kernel.function for kernel in own] == ["relu"] and own[0].duration_ns and own[0].grid == (1024, 1, 1)
+    assert any(not kernel.own for kernel in profile.kernels)
