@@ -488,22 +488,28 @@ def time_alone(
     return samples
 
 
-def summarise(rotation: Rotation, blocks: Sequence[Block], launches: int, roofline_ns: float | None) -> WorkloadTiming:
-    """Samples and ratios of one workload's sitting."""
+def summarise(
+    rotation: Rotation,
+    blocks: Sequence[Block],
+    launches: int,
+    roofline_ns: float | None,
+    placement_ns: float = 0.0,
+) -> WorkloadTiming:
+    """Samples and ratios of one workload's sitting; ``placement_ns`` as in ``ratio_of``."""
     parties = blocks[0].parties
     samples = {p: sample_of([b.of(p) for b in blocks], len(blocks), 2) for p in parties}
-    compiled, raced = "compile" in samples, "incumbent" in samples
+    ratios = {p: ratio_of(blocks, p, placement_ns=placement_ns) for p in parties if p != "candidate"}
     return WorkloadTiming(
         workload=rotation.workload.name,
         candidate=samples["candidate"],
         eager=samples["eager"],
-        compile=samples["compile"] if compiled else None,
-        vs_eager=ratio_of(blocks, "eager"),
-        vs_compile=ratio_of(blocks, "compile") if compiled else None,
+        compile=samples.get("compile"),
+        vs_eager=ratios["eager"],
+        vs_compile=ratios.get("compile"),
         launches=launches,
         roofline_ns=roofline_ns,
-        incumbent=samples["incumbent"] if raced else None,
-        vs_incumbent=ratio_of(blocks, "incumbent") if raced else None,
+        incumbent=samples.get("incumbent"),
+        vs_incumbent=ratios.get("incumbent"),
     )
 
 

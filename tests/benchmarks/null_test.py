@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from judged_targets import find
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.evaluation.timing import Block, decide, ratio_of
+from pytest_cudaforge.evaluation.timing import GPU_PLACEMENT_NS, Block, decide, ratio_of
 from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 DATA = Path(__file__).parent / "data" / "null_test.jsonl"
@@ -142,7 +143,7 @@ def processes_of(rows: list[dict[str, Any]]) -> list[list[tuple[float, float]]]:
     return list(found.values())
 
 
-def resampled(rows: list[dict[str, Any]], count: int) -> dict[str, int]:
+def resampled(rows: list[dict[str, Any]], count: int, placement_ns: float) -> dict[str, int]:
     """Decisions of ``count`` sittings made up of whole processes drawn from all of ``rows``."""
     pool, chance = processes_of(rows), random.Random(0)
     per_sitting = max(1, round(len(pool) / len(rows)))
@@ -154,27 +155,33 @@ def resampled(rows: list[dict[str, Any]], count: int) -> dict[str, int]:
             for process, values in enumerate(drawn)
             for a, b in values
         ]
-        decision = decide(ratio_of(blocks, "incumbent", seed=number))
+        decision = decide(ratio_of(blocks, "incumbent", seed=number, placement_ns=placement_ns))
         counts[decision] = counts.get(decision, 0) + 1
     return counts
 
 
 def report(device: str, resamples: int) -> None:
-    """The table of everything stored for ``device``."""
+    """The table of everything stored for ``device``; the rule is today's, also where a row was decided by an older."""
     stored = [json.loads(line) for line in DATA.read_text().splitlines()] if DATA.exists() else []
+    placement_ns = GPU_PLACEMENT_NS if "NVIDIA" in device else 0.0
     for rows, extra in sorted({(row["rows"], row["extra"]) for row in stored if row["device"] == device}):
         group = [r for r in stored if (r["device"], r["rows"], r["extra"]) == (device, rows, extra)]
-        decisions = [row["decision"] for row in group]
+        decisions = [decided(row, placement_ns) for row in group]
         counts = {name: decisions.count(name) for name in ("faster", "slower", "same", "inconclusive", "disturbed")}
         # A block's time is the kernel's; the planted one runs longer by what was planted.
-        us = (
-            sorted(block[2] for row in group for block in row["blocks"])[sum(len(r["blocks"]) for r in group) // 2]
-            / 1e3
-        )
+        us = statistics.median(block[2] for row in group for block in row["blocks"]) / 1e3
         speedups = sorted(row["speedup"] for row in group)
         print(f"{us:8.1f} us, {extra:.1%} more work, {len(group)} decisions: {counts}")
         print(f"{'':12s}median ratios {speedups[0]:.4f} .. {speedups[-1]:.4f}", end="")
-        print(f"; resampled {resamples}: {resampled(group, resamples)}" if resamples else "")
+        print(f"; resampled {resamples}: {resampled(group, resamples, placement_ns)}" if resamples else "")
+
+
+def decided(row: dict[str, Any], placement_ns: float) -> str:
+    """The decision of one row's blocks."""
+    if row["decision"] == "disturbed":
+        return "disturbed"
+    blocks = [Block(process, (("candidate", a), ("incumbent", b))) for process, a, b in row["blocks"]]
+    return decide(ratio_of(blocks, "incumbent", placement_ns=placement_ns))
 
 
 def main() -> None:

@@ -87,6 +87,23 @@ def test_interval_counts_processes_not_only_blocks() -> None:
     assert wide.high / wide.low > 10 * (narrow.high / narrow.low - 1) + 1
 
 
+def test_what_two_processes_cannot_show_widens_the_interval() -> None:
+    """As A/A on a GPU at 6.4 us: each pair of processes has a ratio of its own, which no further block changes."""
+    chance = random.Random(7)
+    called = {0.0: 0, 120.0: 0}
+    for _ in range(100):
+        ours, theirs = ([6400 + chance.gauss(0, 100) for _ in range(2)] for _ in range(2))
+        blocks = [
+            Block(p, (("candidate", ours[p] + chance.gauss(0, 20)), ("eager", theirs[p] + chance.gauss(0, 20))))
+            for p in range(2)
+            for _ in range(8)
+        ]
+        for placement_ns in called:
+            called[placement_ns] += decide(ratio_of(blocks, "eager", placement_ns=placement_ns)) in ("faster", "slower")
+    assert called[0.0] >= 20
+    assert called[120.0] <= 1
+
+
 def test_no_blocks_are_an_error() -> None:
     with pytest.raises(ValueError, match="no blocks"):
         ratio_of([], "eager")
