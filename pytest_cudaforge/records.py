@@ -391,7 +391,7 @@ class ProfiledKernel:
     """What a profiler saw of one kernel in one call: all its launches of the same shape together.
 
     ``own``: one of the candidate's, by the name that its source has (``function``); library kernels keep the name of
-    their symbol. ``duration_ns`` is the sum over ``launches``, with warm caches and under the profiler: a share of the
+    their symbol. ``duration_ns`` is the sum over ``launches``, with emptied caches, under the profiler: a share of the
     call, never a verdict's time. ``metrics``: (Nsight Compute's own name, value, its unit) of the longest launch.
     """
 
