@@ -7,7 +7,7 @@ from pytest_cudaforge.records import Profile
 from pytest_cudaforge.report import amounts, svg
 from pytest_cudaforge.report.html_words import bullets, cut, figure, folded, table
 from pytest_cudaforge.report.markup import Markup, joined, tag
-from pytest_cudaforge.report.profile_rows import RUNGS, Profiles, kernel_rows, metric_rows
+from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, kernel_rows, metric_rows
 
 __all__ = ["profile_part"]
 
@@ -83,8 +83,13 @@ def _metrics(found: Profiles) -> Markup | None:
         )
         for line in lines
     ]
-    heading = "Metrics before and after" if before else "Metrics"
-    return folded(f"{heading} ({len(lines)})", table(["~metric", *before, f">{found.after_name}"], cells), shown=True)
+    header = ["~metric", *before, f">{found.after_name}"]
+    rest = cells[SHOWN_METRICS:]
+    return joined(
+        tag("p", "Metrics before and after:" if before else "Metrics:"),
+        table(header, cells[:SHOWN_METRICS]),
+        folded(f"{len(rest)} more metrics", table(header, rest)) if rest else None,
+    )
 
 
 def _rules(profile: Profile) -> Markup | None:

@@ -9,7 +9,7 @@ from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Evaluation, HotLine, Profile, Round, Timing, Trace, Verification
 from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.escaping import plain
-from pytest_cudaforge.report.profile_rows import RUNGS, Profiles, kernel_rows, metric_rows, profiles
+from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, kernel_rows, metric_rows, profiles
 from pytest_cudaforge.report.rows import OUTCOMES, Advice, RoundRow, Row, Totals, advice, guard_limits, round_row, rows
 from pytest_cudaforge.report.standings import standings
 
@@ -169,16 +169,18 @@ def _time_by_kernel(profile: Profile) -> str:
 
 
 def _metrics(found: Profiles) -> str:
-    # A tool's own units are no more trusted than its names.
+    lines = metric_rows(found)
+    if not lines:
+        return ""
     cells = [
         (escape(line.name), *(escape(amounts.quantity(value, line.unit)) for value in (line.before, line.after)))
-        for line in metric_rows(found)
+        for line in lines[:SHOWN_METRICS]
     ]
-    if not cells:
-        return ""
+    rest = len(lines) - len(cells)
+    more = f"\n\n{rest} more metrics are in `evaluation.json`." if rest else ""
     if found.before is None:
-        return _table(("metric", found.after_name), [(line[0], line[2]) for line in cells])
-    return _table(("metric", found.before_name, found.after_name), cells)
+        return _table(("metric", found.after_name), [(line[0], line[2]) for line in cells]) + more
+    return _table(("metric", found.before_name, found.after_name), cells) + more
 
 
 def _rules(profile: Profile) -> str:

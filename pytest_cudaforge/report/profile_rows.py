@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Evaluation, Profile, ProfiledKernel, Trace
 from pytest_cudaforge.report.standings import judged_round
 
-__all__ = ["RUNGS", "KernelRow", "MetricRow", "Profiles", "kernel_rows", "longest_own", "metric_rows", "profiles"]
+__all__ = [
+    "RUNGS",
+    "SHOWN_METRICS",
+    "KernelRow",
+    "MetricRow",
+    "Profiles",
+    "kernel_rows",
+    "longest_own",
+    "metric_rows",
+    "profiles",
+]
 
+#: How many metrics stand open in a report; Nsight Compute knows some seventy of a kernel.
+SHOWN_METRICS = 14
 #: What each rung of the ladder of profiles rests on.
 RUNGS = {
     "ncu": "hardware counters of the GPU (Nsight Compute)",
@@ -111,11 +126,31 @@ def longest_own(profile: Profile) -> ProfiledKernel | None:
 
 
 def metric_rows(found: Profiles) -> tuple[MetricRow, ...]:
-    """Facts of the call, then metrics of the longest own kernel, as the later profile orders them."""
+    """Facts of the call and metrics of the longest own kernel: first those that show its bound, then those that changed
+    most, then the others in the profiler's order."""
     before, after = _figures(found.before), _figures(found.after)
-    return tuple(
+    lines = [
         MetricRow(name, unit, before.get((name, unit)), after.get((name, unit))) for name, unit in {**after, **before}
-    )
+    ]
+    cited = [name for profile in (found.after, found.before) if profile for name in _cited(profile)]
+    return tuple(sorted(lines, key=lambda line: (_place(line.name, cited), -_change(line))))
+
+
+def _cited(profile: Profile) -> list[str]:
+    return [name for kernel in diagnose(profile) for name, _, _ in kernel.figures if kernel.bound != "unknown"]
+
+
+def _place(name: str, cited: Sequence[str]) -> int:
+    return cited.index(name) if name in cited else len(cited)
+
+
+def _change(line: MetricRow) -> float:
+    """How far the figures lie apart, in powers of e; 0 where there is nothing to compare."""
+    if line.before is None or line.after is None or line.before == line.after:
+        return 0.0
+    if line.before <= 0 or line.after <= 0:
+        return 10.0 if (line.before == 0) != (line.after == 0) else 0.0
+    return abs(math.log(line.after / line.before))
 
 
 def _figures(profile: Profile | None) -> dict[tuple[str, str], float]:

@@ -56,7 +56,7 @@ def test_everything_asked_for_is_there() -> None:
     text = page_of(rich_trace()).text
     for part in (
         "1 of 1 targets forged", "Rounds", "BUILD_ERROR", "Speed", "40 %", "Where the time goes", "memory bandwidth",
-        "hardware counters of the GPU", "quick set only", "Metrics before and after (3)", "round 2", "round 3",
+        "hardware counters of the GPU", "quick set only", "Metrics before and after:", "round 2", "round 3",
         "Uncoalesced", "31 %", "kernel.cpp:7", "61 %", "loop vectorized", "What the Judge said", "Not in the evidence",
         "2.00× vs eager after 0.80×; expected 1.50 times as fast", "Round 3 against round 2: 1 lines added, 1 removed",
         "Accuracy against the oracle", "1 of 1 cases passed", "Test CPU (cpu)", "50 GB/s", "grade B", "python", "$0.5",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fastjsonschema
 import pytest
@@ -16,8 +17,17 @@ from pytest_cudaforge.report import schema
 from pytest_cudaforge.report.rows import totals
 
 
+def shape(data: Any) -> Any:
+    """Without the words: a docstring may be mended without writing the schema anew."""
+    if isinstance(data, dict):
+        return {name: shape(value) for name, value in data.items() if name != "description" or isinstance(value, dict)}
+    return [shape(value) for value in data] if isinstance(data, list) else data
+
+
 def test_the_shipped_schema_is_up_to_date() -> None:
-    assert schema.shipped() == schema.schema(), "a record changed: python -m pytest_cudaforge.report.schema"
+    assert shape(schema.shipped()) == shape(schema.schema()), (
+        "a record changed: python -m pytest_cudaforge.report.schema"
+    )
 
 
 @pytest.mark.parametrize(
