@@ -57,7 +57,7 @@ class CounterProfiler:
             report = self._kept(folder / "report.ncu-rep", static)
             lined = (folder / "lined").exists()
         notes = () if lined else ("the build with line numbers has other code: no source lines",)
-        found = profile_of(call, static, pages)
+        found = profile_of(call, static, pages, once=_is_long(call, static.depth))
         return replace(found, report=report, notes=(*found.notes, *notes))
 
     def _run(self, call: ProfiledCall, folder: Path, depth: Depth) -> None:
@@ -65,7 +65,7 @@ class CounterProfiler:
         unknown = metrics.load_unknown(self._answers(call))
         asked = metrics.chosen(unknown)
         try:
-            self._profile(folder, depth, asked)
+            self._profile(call, folder, depth, asked)
         except Refused as refusal:
             words = _said(folder)
             complained = ncu.unknown_metrics_in(words) & set(asked)
@@ -74,7 +74,7 @@ class CounterProfiler:
             # Some versions refuse the whole run for a name that they do not know, others leave it out.
             asked = tuple(name for name in asked if name not in complained)
             try:
-                self._profile(folder, depth, asked)
+                self._profile(call, folder, depth, asked)
             except Refused as again:
                 raise _explained(again, _said(folder)) from None
 
@@ -91,10 +91,11 @@ class CounterProfiler:
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return self.cache_dir / f"ncu-metrics-{digest}.json"
 
-    def _profile(self, folder: Path, depth: Depth, asked: Sequence[str]) -> None:
+    def _profile(self, call: ProfiledCall, folder: Path, depth: Depth, asked: Sequence[str]) -> None:
         report, log = folder / "report.ncu-rep", folder / "ncu.log"
         replayed = [sys.executable, "-B", "-m", "pytest_cudaforge.evaluation.profiled_replay", str(folder)]
-        argv = ncu.command(self.program, report, replayed, depth=depth, metrics=asked, log=log)
+        once = _is_long(call, depth)
+        argv = ncu.command(self.program, report, replayed, depth=depth, metrics=asked, log=log, once=once)
         self.replayed.run(argv, folder, _RUN_S[depth])
         if not report.exists():
             raise Refused("ncu left no report")
@@ -134,6 +135,11 @@ class CounterProfiler:
         except OSError:
             return ""
         return str(place)
+
+
+def _is_long(call: ProfiledCall, depth: Depth) -> bool:
+    """Are there too many launches in the call to look at each of them?"""
+    return len(call.product.traced.main.steps) > ncu.MOST_LAUNCHES[depth]
 
 
 def _explained(refusal: Refused, words: str) -> Refused:

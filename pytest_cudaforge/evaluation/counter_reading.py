@@ -16,6 +16,7 @@ __all__ = ["profile_of", "readable_name"]
 
 _DURATION = "gpu__time_duration.sum"
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+_ONCE = "of each kernel and shape one launch was looked at; times are its time by the plan's launches"
 _MOST_RULES, _SAME_RULE = 16, 2
 #: Lines of one kernel: the hottest, and those that show an excess.
 _HOT_LINES, _EXCESS_LINES = 8, 4
@@ -28,11 +29,15 @@ _UNITS = {"Sectors": "sector", "Wavefronts": "wavefront", "Instructions": "inst"
 Figure = tuple[str, float, str]
 
 
-def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str]) -> Profile:
-    """``static`` with kernels, rules, lines and facts from the CSV pages "raw", "details" and "source"."""
+def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str], *, once: bool = False) -> Profile:
+    """``static`` with kernels, rules, lines and facts from the CSV pages "raw", "details" and "source".
+
+    ``once``: one launch of each kernel and shape was looked at, and stands for all that the plan has.
+    """
     launches = ncu.parse_raw(pages["raw"])
     functions = {kernel.symbol: kernel.expression for binary in call.product.binaries for kernel in binary.kernels}
-    kernels = tuple(_kernels(launches, functions, static))
+    counts = {launch.number: _count(launch, functions, static) if once else 1 for launch in launches}
+    kernels = tuple(_kernels(launches, functions, static, counts))
     by_number = {launch.number: launch.symbol for launch in launches}
     return replace(
         static,
@@ -40,21 +45,33 @@ def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str]) ->
         kernels=kernels,
         rules=tuple(_rules(ncu.parse_rules(pages.get("details", "")), by_number, functions)),
         lines=tuple(_lines(ncu.parse_source(pages.get("source", "")), functions, call.candidate)),
-        facts=(*static.facts, *_facts(launches, kernels, dict((n, v) for n, v, _ in static.facts))),
-        notes=(*static.notes, *_notes(launches, static)),
+        facts=(*static.facts, *_facts(launches, kernels, counts, {name: value for name, value, _ in static.facts})),
+        notes=(*static.notes, *((_ONCE,) if once else ())),
     )
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------
 
 
-def _kernels(launches: Sequence[RawKernel], functions: Mapping[str, str], static: Profile) -> Iterator[ProfiledKernel]:
+def _count(launch: RawKernel, functions: Mapping[str, str], static: Profile) -> int:
+    """How many launches of the plan this one stands for; of a library's kernels nobody knows it."""
+    function = functions.get(launch.symbol)
+    alike = [k for k in static.kernels if (k.function, k.grid, k.block) == (function, launch.grid, launch.block)]
+    return max(1, sum(kernel.launches for kernel in alike))
+
+
+def _kernels(
+    launches: Sequence[RawKernel], functions: Mapping[str, str], static: Profile, counts: Mapping[int, int]
+) -> Iterator[ProfiledKernel]:
     """Launches of one symbol and one shape are one record; the one in which most time goes comes first."""
     groups: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[RawKernel]] = {}
     for launch in launches:
         groups.setdefault((launch.symbol, launch.grid, launch.block), []).append(launch)
-    ordered = sorted(groups.items(), key=lambda item: -sum(map(_duration_ns, item[1])))
-    for (symbol, grid, block), members in ordered:
+
+    def time_ns(members: Sequence[RawKernel]) -> float:
+        return sum(_duration_ns(launch) * counts[launch.number] for launch in members)
+
+    for (symbol, grid, block), members in sorted(groups.items(), key=lambda item: -time_ns(item[1])):
         longest = max(members, key=_duration_ns)
         own = symbol in functions
         function = functions[symbol] if own else readable_name(symbol)
@@ -63,8 +80,8 @@ def _kernels(launches: Sequence[RawKernel], functions: Mapping[str, str], static
         yield ProfiledKernel(
             function=function,
             own=own,
-            launches=len(members),
-            duration_ns=sum(map(_duration_ns, members)) or None,
+            launches=sum(counts[launch.number] for launch in members),
+            duration_ns=time_ns(members) or None,
             grid=grid,
             block=block,
             metrics=(*_exact(_asked(longest), compiled), *metrics.derived(longest.figures), *only),
@@ -121,7 +138,10 @@ def readable_name(symbol: str) -> str:
 
 
 def _facts(
-    launches: Sequence[RawKernel], kernels: Sequence[ProfiledKernel], known: Mapping[str, float]
+    launches: Sequence[RawKernel],
+    kernels: Sequence[ProfiledKernel],
+    counts: Mapping[int, int],
+    known: Mapping[str, float],
 ) -> Iterator[Figure]:
     total_ns = sum(kernel.duration_ns or 0.0 for kernel in kernels)
     if not total_ns:
@@ -130,17 +150,11 @@ def _facts(
     yield "own_share", 100.0 * sum(k.duration_ns or 0.0 for k in kernels if k.own) / total_ns, "%"
     if not all(_READ in launch.figures and _WRITTEN in launch.figures for launch in launches):
         return
-    moved = sum(launch.figures[_READ][0] + launch.figures[_WRITTEN][0] for launch in launches)
+    moved = sum((one.figures[_READ][0] + one.figures[_WRITTEN][0]) * counts[one.number] for one in launches)
     yield "dram_bytes", moved, "byte"
     yield "bandwidth_reached", moved / total_ns * 1e9, "byte/s"
     if known.get("minimal_bytes"):
         yield "derived__dram_bytes_by_minimal", moved / known["minimal_bytes"], ""
-
-
-def _notes(launches: Sequence[RawKernel], static: Profile) -> Iterator[str]:
-    most = ncu.MOST_LAUNCHES[static.depth]
-    if len(launches) >= most:
-        yield f"only the call's first {most} kernels were profiled"
 
 
 # -- rules and lines ---------------------------------------------------------------------------------------------

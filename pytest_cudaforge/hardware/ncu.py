@@ -36,8 +36,11 @@ __all__ = [
     "unknown_metrics_in",
 ]
 
-#: Launches of one call that are looked at; each is run several times over.
-MOST_LAUNCHES = {"quick": 48, "full": 16}
+#: Launches of one call that are looked at one by one, each of them several times over (up to a second a launch); of a
+#: longer call one launch of each kernel and shape.
+MOST_LAUNCHES = {"quick": 12, "full": 6}
+#: A call's library kernels come on top of its own, and nobody knows how many they are.
+_MOST_IN_ALL = 64
 
 
 def find_ncu(environ: Mapping[str, str]) -> Path | None:
@@ -56,15 +59,24 @@ def find_ncu(environ: Mapping[str, str]) -> Path | None:
 
 
 def command(
-    program: Path, report: Path, application: Sequence[str], *, depth: str, metrics: Sequence[str], log: Path
+    program: Path,
+    report: Path,
+    application: Sequence[str],
+    *,
+    depth: str,
+    metrics: Sequence[str],
+    log: Path,
+    once: bool = False,
 ) -> list[str]:
-    """The command line that profiles ``application`` between its profiler's start and stop.
+    """The command line that profiles ``application`` between its profiler's start and stop; ``once``: one launch of
+    each kernel and shape.
 
     Clocks are left as they are: locking them needs privileges, and it is others' GPU, too. Caches are emptied before
     each pass (ncu's own default), as they are before each sample of a verdict's timing.
     """
     argv = [str(program), "--profile-from-start", "off", "--clock-control", "none", "--target-processes", "all"]
-    argv += ["--launch-count", str(MOST_LAUNCHES[depth]), "--check-exit-code", "no", "--force-overwrite"]
+    argv += ["--filter-mode", "per-launch-config"] if once else []
+    argv += ["--launch-count", "1" if once else str(_MOST_IN_ALL), "--check-exit-code", "no", "--force-overwrite"]
     argv += ["--export", str(report), "--metrics", ",".join(metrics)]
     if depth == "full":
         argv += ["--set", "full"]

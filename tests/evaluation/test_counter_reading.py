@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import planted_faults
@@ -113,6 +114,23 @@ def test_the_call_is_the_sum_of_its_kernels() -> None:
     assert facts["kernel_time"] == sum(kernel.duration_ns or 0 for kernel in profile.kernels) == 144096.0
     assert facts["dram_bytes"] == 345644544.0 and facts["own_share"] == 100.0
     assert facts["derived__dram_bytes_by_minimal"] == pytest.approx(345644544 / facts["minimal_bytes"])
+
+
+def test_one_launch_stands_for_all_of_its_shape() -> None:
+    fault = FAULTS[-1]
+    doubling = '    launch("twice", grid=x.numel() // 256, block=256, args=(x, a))\n'
+    assert doubling in fault.plan
+    call = _call(replace(fault, plan=fault.plan.replace(doubling, 5 * doubling)))
+    pages = {"raw": (PAGES / "travelling-raw.csv").read_text()}
+    profile = profile_of(call, static_profile(call, "quick"), pages, once=True)
+    assert {kernel.function: kernel.launches for kernel in profile.kernels} == {
+        "twice": 5,
+        "increment": 1,
+        "positive": 1,
+    }
+    assert profile.kernels[0].function == "twice" and profile.kernels[0].duration_ns == 5 * 48320.0
+    assert dict((name, value) for name, value, _ in profile.facts)["kernel_time"] == 144096.0 + 4 * 48320.0
+    assert any("stands" in note or "one launch" in note for note in profile.notes)
 
 
 def test_metrics_that_the_device_lacks_are_learnt_from_its_answer(tmp_path: Path) -> None:

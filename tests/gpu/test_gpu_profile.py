@@ -225,6 +225,18 @@ def test_level1_36_in_time(counters: None, evaluator: Evaluator, repo: Path) -> 
     assert [found.bound for found in diagnose(profile)] == ["memory bandwidth"]
 
 
+def test_of_a_long_call_one_launch_of_each_shape_is_looked_at(counters: None, evaluator: Evaluator, repo: Path) -> None:
+    travelling = FAULTS[-1]
+    again = '    for i in range(20):\n        launch("twice", grid=x.numel() // 256, block=256, args=(x, a))\n    return y\n'
+    plan = travelling.plan.replace("    return y\n", again)
+    candidate = Candidate.of("cuda", {"kernel.cu": travelling.source, "plan.py": plan})
+    profile = evaluator.profile(candidate, _target(repo, travelling.target))
+    _show(profile)
+    assert profile.rung == "ncu", profile.notes
+    counts = {kernel.function: kernel.launches for kernel in profile.kernels}
+    assert counts == {"twice": 21, "increment": 1, "positive": 1}
+
+
 def test_own_kernels_and_a_librarys_are_told_apart(counters: None, evaluator: Evaluator, repo: Path) -> None:
     candidate = Candidate.of("cuda", {"kernel.cu": PROJECT, "plan.py": PROJECT_PLAN})
     profile = evaluator.profile(candidate, _target(repo, "Project"))
