@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pytest_cudaforge.plan import TensorSpec
 
-Language = Literal["cuda", "triton", "cpp", "module"]
+Language = Literal["cuda", "triton", "cpp", "module", "compiler"]
 Kind = Literal["class", "function", "kernelbench"]
 
 
@@ -155,7 +155,8 @@ class Status(str, enum.Enum):
     REJECTED = "REJECTED"
 
 
-Work = Literal["kernel", "mixed", "library", "rewrite"]
+#: The last is no kernel at all: the reference, compiled by torch.compile with chosen options.
+Work = Literal["kernel", "mixed", "library", "rewrite", "compiler"]
 Grade = Literal["A", "B", "C", "F"]
 Decision = Literal["faster", "slower", "same", "inconclusive", "disturbed"]
 

@@ -23,11 +23,12 @@ from pytest_cudaforge.evaluation import backward, host_profiling, profiling
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
+from pytest_cudaforge.evaluation.compiled_module import OWN_INIT, UNCONFINED, module_of
 from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.host_profiling import HostSeat
 from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
-from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.oracle import OracleClient, compiler_caches
 from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.profiling import ProfiledCall
@@ -75,9 +76,14 @@ from pytest_cudaforge.records import (
     WorkloadFacts,
     WorkloadTiming,
 )
+from pytest_cudaforge.runtime.configuration import LANGUAGE
 
 __all__ = ["Evaluator", "EvaluatorSettings"]
 
+#: Languages whose workers run host code of more than the replay's.
+_HOSTED = frozenset({"module", LANGUAGE})
+#: What torch.compile may take in the first call of a worker.
+_COMPILE_S = 300.0
 _TIMING_BUDGET_S = {"cpu": 0.9, "cuda": 1.5}
 _HANG_LIMIT_S = 10.0
 #: A speedup over torch.compile that asks for a second look.
@@ -135,7 +141,10 @@ class Evaluator:
             python_paths=settings.python_paths,
             environment=self._threads,
         )
-        self._servers = ForkServers(SandboxSettings(isolation=settings.isolation, environment=self._threads))
+        self._servers = ForkServers(
+            SandboxSettings(isolation=settings.isolation, environment=self._threads),
+            compiler_environment=compiler_caches(settings.cache_dir),
+        )
         self._cache = BuildCache(settings.cache_dir / "builds")
         self.sanitizing = Sanitizing(settings.device, self.oracle)
         self.profiler = profiling.Profiler(settings.device, self.oracle, settings.cache_dir)
@@ -237,7 +246,7 @@ class Evaluator:
 
     def clock_of(self, language: str) -> Clock:
         """Device events where the host code is ours, the supervisor's clock for a module and on the CPU."""
-        return "events" if self.kind == "cuda" and language != "module" else "supervisor"
+        return "events" if self.kind == "cuda" and language not in _HOSTED else "supervisor"
 
     def baselines(self, target: Target, language: str = "") -> tuple[Baseline, ...]:
         """Eager and torch.compile, each timed alone by the clock that times ``language``; once per target, then kept.
@@ -341,7 +350,7 @@ class Evaluator:
             reason=reason,
             candidate=candidate.digest,
             target=target.id,
-            isolation=self._servers.isolation(candidate.language),
+            isolation=UNCONFINED if candidate.language == LANGUAGE else self._servers.isolation(candidate.language),
             language=candidate.language,
             device=self.device.name if self.kind == "cuda" else "cpu",
             work=attempt.work,
@@ -399,17 +408,17 @@ class Evaluator:
 
     def workshop(self, candidate: Candidate, target: Target, facts: TargetFacts, fresh: bool) -> Workshop:
         """What builds and starts a ModelNew. Raises TargetError where its init arguments are no plain data."""
-        cuda = self.kind == "cuda"
+        cuda, configured = self.kind == "cuda", candidate.language == LANGUAGE
         return Workshop(
-            candidate,
+            module_of(candidate, target, self.settings.python_paths) if configured else candidate,
             target,
             facts,
             self.device,
-            initial=self.oracle.initial(target),
+            initial=OWN_INIT if configured else self.oracle.initial(target),
             torch_device=self.settings.device,
             threads=self.oracle.threads,
             start_limit_s=self.hang_limit_s(None) + 20,
-            spawn=lambda compilers: self._servers.module_worker(cuda=cuda, compilers=compilers),
+            spawn=lambda compilers: self._servers.module_worker(cuda=cuda, compilers=compilers, trusted=configured),
             compile_=functools.partial(self._extension, fresh),
         )
 
@@ -494,7 +503,7 @@ class _Attempt:
     def _timed_as(self) -> str:
         """The language whose clock decides: "module" where either of two candidates in one sitting is one."""
         other = self.incumbent.candidate.language if self.incumbent is not None else ""
-        return "module" if "module" in (self.candidate.language, other) else self.candidate.language
+        return "module" if {self.candidate.language, other} & _HOSTED else self.candidate.language
 
     @property
     def clock(self) -> Clock:
@@ -510,7 +519,7 @@ class _Attempt:
         host = self.evaluator
         self._require_language()
         with host.lease.work():
-            kitchen = self._module() if self.candidate.language == "module" else self._kitchen()
+            kitchen = self._module() if self.candidate.language in _HOSTED else self._kitchen()
             try:
                 self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
                 if isinstance(kitchen, Workshop):
@@ -579,7 +588,7 @@ class _Attempt:
 
     def build_for_timing(self) -> Kitchen | Workshop:
         """Build what passed before. Raises Refusal."""
-        kitchen = self._module() if self.candidate.language == "module" else self._kitchen()
+        kitchen = self._module() if self.candidate.language in _HOSTED else self._kitchen()
         self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
         if isinstance(kitchen, Workshop):
             self._workbench(kitchen, self._products[0]).open()
@@ -636,10 +645,19 @@ class _Attempt:
 
     def _workbench(self, workshop: Workshop, product: Product) -> Workbench:
         host = self.evaluator
-        return Workbench(workshop, host.oracle, self.target, product, host.hang_limit_s(self._slowest()))
+        return Workbench(workshop, host.oracle, self.target, product, self._limit_s(self._slowest()))
+
+    def _limit_s(self, alone: Sample | None) -> float:
+        """How long a call of this candidate's may take; the first one of a worker may compile."""
+        compiling_s = _COMPILE_S if self.candidate.language == LANGUAGE else 0.0
+        return self.evaluator.hang_limit_s(alone) + compiling_s
 
     def _label_module(self, workshop: Workshop) -> None:
         """See what runs in a call of each workload, name the work and refuse what is not allowed."""
+        if self.candidate.language == LANGUAGE:
+            # By definition; whoever asked for configurations allowed them.
+            self.work = LANGUAGE
+            return
         found = least_own([self._workbench(workshop, product).work() for product in self._products])
         self._own_share = found.share
         self._require_allowed(found.work, found.detail)
@@ -663,9 +681,11 @@ class _Attempt:
             host.oracle,
             self._worker_of,
             trials=host.settings.trials,
-            hang_limit_s=host.hang_limit_s(self._slowest()),
+            hang_limit_s=self._limit_s(self._slowest()),
             kept=kitchen.kept if isinstance(kitchen, Workshop) else (),
             timed_frames=lambda workload: frame_count(workload, host.kind, host._cache_bytes, self.clock),
+            # Other shapes would be compiled one by one, and say nothing of a configuration.
+            probed=self.candidate.language != LANGUAGE,
         )
 
     def _slowest(self) -> Sample | None:
@@ -758,7 +778,7 @@ class _Attempt:
             clock=self.clock,
             pace=host._pace(len(self._products)),
             flush_bytes=host._flush_bytes,
-            hang_limit_s=host.hang_limit_s(alone),
+            hang_limit_s=max(self._limit_s(alone), self.incumbent._limit_s(alone) if self.incumbent else 0.0),
             incumbent=self.incumbent.beside(product.workload.name) if self.incumbent is not None else None,
             monitor=host.monitor,
         )

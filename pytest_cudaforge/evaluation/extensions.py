@@ -333,7 +333,7 @@ def packed_cache() -> bytes:
 
 def unpack_cache(packed: bytes) -> None:
     """The inverse of :func:`packed_cache`, into this process's own folder."""
-    os.environ["TRITON_CACHE_DIR"] = str(_cache_folder())
+    os.environ.setdefault("TRITON_CACHE_DIR", str(_cache_folder()))
     if packed:
         for name, text in json.loads(zlib.decompress(packed)):
             path = _cache_folder() / name

@@ -58,6 +58,7 @@ _CUDA = (
 )
 _TRITON = "pytest_cudaforge.languages.triton"
 _LIBRARY = "pytest_cudaforge.runtime.library"
+_PROCESSOR = "torch._inductor.cpu_vec_isa"
 _MODULE = (
     "pytest_cudaforge.evaluation.module_worker",
     "pytest_cudaforge.evaluation.initial",
@@ -66,6 +67,10 @@ _MODULE = (
     "torch.utils.cpp_extension",
     "triton",  # a third of a second in every child of a candidate that uses it
 )
+#: Where configurations of torch.compile run; what it imports on a CPU takes a worker three seconds. On a GPU it might
+#: ask the driver, which a server must not.
+COMPILERS = ("compiler", "compiler_cpu")
+_INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", _PROCESSOR)
 #: What each kind of server has in memory before it forks. A module missing here is missed by the child, which says so.
 PRELOADS: dict[str, tuple[str, ...]] = {
     "plain": _PLAIN,
@@ -73,6 +78,8 @@ PRELOADS: dict[str, tuple[str, ...]] = {
     "torch": (*_PLAIN, "torch", _LIBRARY, *_MODULE, *_CUDA),
     "shapes": (*_PLAIN, "torch", _LIBRARY),
     "triton": (*_PLAIN, "triton.compiler", _TRITON),
+    "compiler": (*_PLAIN, "torch", *_MODULE),
+    "compiler_cpu": (*_PLAIN, "torch", *_MODULE, *_INDUCTOR),
 }
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -98,6 +105,8 @@ def _preload(kind: str) -> None:
         # Its children never use a GPU. What torch's meta kernels import looks for one, and a driver that was asked
         # before a fork is lost to the child: hence a server of its own, and no compile workers either.
         os.environ.update(CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1")
+    if kind in COMPILERS:
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     for name in PRELOADS[kind]:
         try:
             with _no_question_to_the_driver():
@@ -106,6 +115,9 @@ def _preload(kind: str) -> None:
             continue
     if kind == "triton" and "triton" in sys.modules:
         sys.modules[_TRITON].warm_up()
+    if kind == "compiler_cpu" and _PROCESSOR in sys.modules:
+        # Finding out takes programs, and torch remembers it by process.
+        sys.modules[_PROCESSOR].valid_vec_isa_list()
     if kind == "shapes" and "torch" in sys.modules:
         sys.modules[_LIBRARY].warm_up()
 

@@ -28,7 +28,7 @@ from pytest_cudaforge import errors
 from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
-__all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase"]
+__all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase", "compiler_caches"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_REPLY_BYTES = 1 << 30
@@ -138,7 +138,6 @@ class OracleClient:
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         root = str(Path(__file__).resolve().parents[2])
-        cache = self.cache_dir / "inductor"
         # A pool of compile workers would outlive the compilation and share the cores with what is timed.
         alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if self.device == "cpu" else {}
         return {
@@ -150,8 +149,7 @@ class OracleClient:
             "PYTHONPATH": root,
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "TRITON_CACHE_DIR": str(cache / "triton"),
+            **dict(compiler_caches(self.cache_dir)),
             # Fresh pages at every call would slow the baseline down: let malloc keep what was freed.
             "MALLOC_MMAP_MAX_": "0",
             "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
@@ -390,6 +388,12 @@ class OracleClient:
         """Give the arena back; nothing where the child that held it is gone."""
         if self._process is not None:
             self.request("close", bench=bench)
+
+
+def compiler_caches(cache_dir: Path) -> tuple[tuple[str, str], ...]:
+    """Where torch.compile keeps what it compiled, as variables: for processes that run no code of a candidate's."""
+    folder = cache_dir / "inductor"
+    return (("TORCHINDUCTOR_CACHE_DIR", str(folder)), ("TRITON_CACHE_DIR", str(folder / "triton")))
 
 
 def _own_group() -> dict[str, Any]:

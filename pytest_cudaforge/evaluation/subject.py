@@ -37,7 +37,7 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of
 
-__all__ = ["INIT_SEED", "TYING", "Subject", "is_fatal", "seed_generators", "user_text"]
+__all__ = ["INIT_SEED", "TYING", "Subject", "imported", "is_fatal", "seed_generators", "user_text"]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
@@ -395,6 +395,13 @@ def _load_file(target: Target, python_paths: tuple[str, ...]) -> ModuleType:
         module = _load_plain_file(target, path)
     _seen_files.update((str(file), file.stat().st_mtime_ns) for _, file in _modules_below(target.root) if file.exists())
     return module
+
+
+def imported(target: Target, python_paths: tuple[str, ...]) -> tuple[Any, TargetOptions]:
+    """The target's class or function, and its options. Raises TargetError, and whatever its file raises."""
+    namespace = _load_file(target, python_paths)
+    found = _find(target, namespace)
+    return found, file_options(options_of(found), vars(namespace))
 
 
 def _load_plain_file(target: Target, path: Path) -> ModuleType:

@@ -107,6 +107,7 @@ class Verifier:
         hang_limit_s: float,
         kept: tuple[str, ...] = (),
         timed_frames: Callable[[WorkloadFacts], int] = lambda workload: 1,
+        probed: bool = True,
     ) -> None:
         self.target, self.facts, self.kitchen, self.oracle = target, facts, kitchen, oracle
         self.worker_of, self.trials, self.hang_limit_s = worker_of, trials, hang_limit_s
@@ -114,6 +115,8 @@ class Verifier:
         self.kept = kept
         #: How many frames a sitting will lay out.
         self.timed_frames = timed_frames
+        #: False: what was not drawn is not tried, and stays outside the guard.
+        self.probed = probed
         self._findings = _Findings()
 
     def verify(self, products: Sequence[Product]) -> Verification:
@@ -128,7 +131,9 @@ class Verifier:
                 # What the trial before wrote there is not what the next one finds.
                 trials = tuple(trial for trial in trials if not (trial.renewed or trial.exchanged))
             self._run_contract(product, trials)
-        for product in products[:_MAX_PROBED_WORKLOADS]:
+        if not self.probed:
+            self._narrow("nothing but the drawn calls was tried", contiguous=True, drawn=True)
+        for product in products[:_MAX_PROBED_WORKLOADS] if self.probed else ():
             self._probe(product)
         return self._findings.verification
 
@@ -170,7 +175,8 @@ class Verifier:
                 self._check_repeated(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
-                self._probe_misaligned(product, run.worker)
+                if self.probed:
+                    self._probe_misaligned(product, run.worker)
 
     def _require_room(self, product: Product, layout: CallLayout) -> None:
         """A plan may ask for any number of bytes; the oracle would have to fill them."""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,7 +19,7 @@ from pytest_cudaforge.evaluation import sandbox
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.channel import pair, wait_readable
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.evaluation.fork_server import MAX_MESSAGE_BYTES, PRELOADS
+from pytest_cudaforge.evaluation.fork_server import COMPILERS, MAX_MESSAGE_BYTES, PRELOADS
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.sandbox import Abilities, ChildSpec, Isolation, Limits, SandboxSettings
 from pytest_cudaforge.evaluation.seccomp import Role
@@ -135,8 +136,12 @@ class ForkServers:
     A context manager; ``close`` ends every child and server. Should the supervisor die, all of them end with it.
     """
 
-    def __init__(self, settings: SandboxSettings | None = None) -> None:
+    def __init__(
+        self, settings: SandboxSettings | None = None, *, compiler_environment: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """``compiler_environment``: what trusted workers, which compile, get beside the allow-list."""
         self.settings = settings or SandboxSettings()
+        self._compiler_environment = tuple(compiler_environment)
         self._servers: dict[str, _ForkServer] = {}
         self._locks = {kind: threading.Lock() for kind in PRELOADS}
         self._readable = readable_paths(self.settings.extra_readable)
@@ -167,13 +172,24 @@ class ForkServers:
         kind = "torch" if library_calls else ("cuda" if cuda else "plain")
         return Worker(self._spawn(kind, "worker", cuda, limits or self.settings.limits))
 
-    def module_worker(self, *, cuda: bool, compilers: bool = False, limits: Limits | None = None) -> ModuleWorker:
+    def module_worker(
+        self,
+        *,
+        cuda: bool,
+        compilers: bool = False,
+        limits: Limits | None = None,
+        trusted: bool = False,
+    ) -> ModuleWorker:
         """A fresh process for a ModelNew, with torch loaded; ``compilers``: it may start programs (Triton's).
+        ``trusted``: it runs no code of a candidate's and is denied no more than the oracle is.
 
         Raises SandboxError, as :meth:`worker` does.
         """
-        self._require_isolation("module")
-        return ModuleWorker(self._spawn("torch", "module_worker", cuda, limits or self.settings.limits, compilers))
+        if not trusted:
+            self._require_isolation("module")
+        kind = "torch" if not trusted else "compiler" if cuda else "compiler_cpu"
+        limits = limits or self.settings.limits
+        return ModuleWorker(self._spawn(kind, "module_worker", cuda, limits, compilers, trusted))
 
     def _require_isolation(self, language: str) -> None:
         found = self.isolation(language)
@@ -191,13 +207,21 @@ class ForkServers:
         most = limits.memory_bytes if kind in ("shapes", "triton") else min(limits.memory_bytes, _COMPILER_MEMORY_BYTES)
         return self._spawn(kind, "builder", False, dataclasses.replace(limits, memory_bytes=most))
 
-    def _spawn(self, kind: str, role: Role, cuda: bool, limits: Limits, compilers: bool = False) -> Child:
+    def _spawn(
+        self,
+        kind: str,
+        role: Role,
+        cuda: bool,
+        limits: Limits,
+        compilers: bool = False,
+        trusted: bool = False,
+    ) -> Child:
         settings = self.settings
         readable, hidden = self._readable, tuple[str, ...]()
         if (kind, role) == ("plain", "worker"):
             # Native code could call into torch by any number of ways; here there is none to call.
             readable, hidden = tuple(p for p in readable if p not in self._packages), self._packages
-        isolation, defences = settings.isolation, settings.defences
+        isolation, defences = "none" if trusted else settings.isolation, settings.defences
         spec = ChildSpec(role, cuda, isolation, limits, defences, readable, hidden=hidden, compilers=compilers)
         return self._server(kind).spawn(spec)
 
@@ -210,7 +234,11 @@ class ForkServers:
                 server.close()
                 server = None
             if server is None:
-                server = self._servers[kind] = _ForkServer(kind, self.settings)
+                settings = self.settings
+                if kind in COMPILERS:
+                    environment = (*settings.environment, *self._compiler_environment)
+                    settings = dataclasses.replace(settings, environment=environment)
+                server = self._servers[kind] = _ForkServer(kind, settings)
             return server
 
     def close(self) -> None:
