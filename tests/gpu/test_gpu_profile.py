@@ -227,8 +227,8 @@ def test_level1_36_in_time(counters: None, evaluator: Evaluator, repo: Path) -> 
 
 def test_of_a_long_call_one_launch_of_each_shape_is_looked_at(counters: None, evaluator: Evaluator, repo: Path) -> None:
     travelling = FAULTS[-1]
-    again = '    for i in range(20):\n        launch("twice", grid=x.numel() // 256, block=256, args=(x, a))\n    return y\n'
-    plan = travelling.plan.replace("    return y\n", again)
+    again = '    for i in range(20):\n        launch("twice", grid=x.numel() // 256, block=256, args=(x, a))\n'
+    plan = travelling.plan.replace("    return y\n", f"{again}    return y\n")
     candidate = Candidate.of("cuda", {"kernel.cu": travelling.source, "plan.py": plan})
     profile = evaluator.profile(candidate, _target(repo, travelling.target))
     _show(profile)
