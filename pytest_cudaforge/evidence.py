@@ -123,7 +123,7 @@ def _profile(profile: Profile | None) -> Iterator[_Section]:
     ruled = {(rule.kernel, rule.rule) for rule in profile.rules}
     bounds = [found for found in own if (found.kernel, found.bound) not in ruled]
     facts = _lines(map(_figure, _facts(profile, bounds)), "figures of the call", 3, every=4)
-    yield _Section("Where the time goes (profiled with warm caches: shares count):", tuple(_kernels(profile)))
+    yield _Section("Where the time goes (under the profiler: shares count):", tuple(_kernels(profile)))
     yield _Section("What bounds it:", tuple(_bounds(bounds)))
     yield _Section("Rules of the profiler, with its own estimate of the gain:", tuple(_rules(profile.rules)))
     yield _Section("Hot lines of the source:", tuple(_hot(profile, own)), fenced=True)
