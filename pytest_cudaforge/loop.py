@@ -320,11 +320,14 @@ class _Forging:
             language=context.language, kind=proposal.kind, subject=subject, rounds=self.rounds, allow=context.allow,
             depth=proposal.depth,
         )  # fmt: skip
-        feedback = await self._judged_by_a_model(folder, told)
+        feedback = await self._advice(folder, told)
+        if self._recorded_judge:
+            # It spoke of figures that were measured there and then.
+            feedback = dataclasses.replace(feedback, doubts=())
         folder.write_feedback(feedback)
         return feedback
 
-    async def _judged_by_a_model(self, folder: RoundFolder, told: judge.JudgeEvidence) -> Feedback:
+    async def _advice(self, folder: RoundFolder, told: judge.JudgeEvidence) -> Feedback:
         """The Judge's feedback; its reply goes back once. Raises ``ReplyError`` where neither reply can be read."""
         messages, schema = judge.render(told), judge.SCHEMA[told.kind]
         reply = await self.exchange.ask(folder, "judge", messages, schema)
@@ -347,7 +350,11 @@ class _Forging:
     def _profiles(self) -> bool:
         """Whether candidates are profiled: a recorded Judge said what it says already."""
         wanted = self.context.profile
-        return wanted == "always" or (wanted == "auto" and not hasattr(self.context.judge, "verdicts"))
+        return wanted == "always" or (wanted == "auto" and not self._recorded_judge)
+
+    @property
+    def _recorded_judge(self) -> bool:
+        return hasattr(self.context.judge, "verdicts")
 
     async def _profiled(self, entry: Round, depth: Depth) -> Round:
         """The round with a profile of its own candidate, at least that deep: found on disk, or taken now and kept."""
