@@ -21,6 +21,8 @@ _MOST_RULES, _SAME_RULE = 16, 2
 #: Lines of one kernel: the hottest, and those that show an excess.
 _HOT_LINES, _EXCESS_LINES = 8, 4
 _MOST_STALLS = 3
+#: Compressible memory is not a plan's to ask for.
+_NOT_OURS = frozenset({"MemoryL2Compression"})
 _SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)", "Warp Stall Sampling (All Cycles)")
 _EXCESS = ("L2 Theoretical Sectors Global Excessive", "L1 Wavefronts Shared Excessive", "L2 Theoretical Sectors Local")
 _COUNTED = ("Instructions Executed", "L2 Theoretical Sectors Global", "L1 Wavefronts Shared")
@@ -165,7 +167,12 @@ def _rules(rules: Sequence[RawRule], symbols: Mapping[int, str], functions: Mapp
     told: Counter[tuple[str, str]] = Counter()
     for rule in rules:
         function = functions.get(symbols.get(rule.number, ""))
-        if function is None or told[function, rule.rule] >= _SAME_RULE or told.total() >= _MOST_RULES:
+        if (
+            function is None
+            or rule.rule in _NOT_OURS
+            or told[function, rule.rule] >= _SAME_RULE
+            or told.total() >= _MOST_RULES
+        ):
             continue
         told[function, rule.rule] += 1
         yield RuleFinding(function, rule.rule, rule.text, rule.speedup_percent)
@@ -208,17 +215,22 @@ def _samples(line: SourceLine) -> float:
 
 
 def _figures(line: SourceLine) -> Iterator[Figure]:
-    """Samples, what its warps waited for, and the sectors and wavefronts beyond what its data needs."""
+    """Samples, the sectors and wavefronts beyond what its data needs, and what its warps waited for."""
     if _samples(line):
         yield "samples", _samples(line), "sample"
+    yield from _counted(line, _EXCESS)
     stalls = {
         name: value
         for name, value in line.figures.items()
-        if name.startswith("stall_") and "(" not in name and value and name not in ("stall_selected",)
+        if name.startswith("stall_") and "(" not in name and value and name != "stall_selected"
     }
     for name in sorted(stalls, key=lambda name: -stalls[name])[:_MOST_STALLS]:
         yield name, stalls[name], "sample"
-    for name in (*_EXCESS, *_COUNTED):
+    yield from _counted(line, _COUNTED)
+
+
+def _counted(line: SourceLine, names: Sequence[str]) -> Iterator[Figure]:
+    for name in names:
         if line.figures.get(name):
             unit = next((unit for word, unit in _UNITS.items() if word in name), "")
             yield name, line.figures[name], unit
