@@ -67,6 +67,8 @@ class ForgeRun:
         """Read the settings; raises ``pytest.UsageError`` where they are wrong."""
         try:
             settings = forge_config(config)
+            for option in ("json", "html"):
+                _check_writable(_given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
@@ -284,6 +286,15 @@ def _exchange_file() -> Path:
 
 def _given_path(config: pytest.Config, name: str | None) -> Path | None:
     return config.invocation_params.dir / name if name else None
+
+
+def _check_writable(path: Path | None, option: str) -> None:
+    """Raises :class:`UsageError` before the work, not after it; folders that are missing are made later."""
+    if path is None:
+        return
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"{option}: {path} cannot be written", expected="a file in a folder that can be written")
 
 
 def _shown(path: Path) -> str:

@@ -231,3 +231,13 @@ def test_the_configuration_nearest_to_the_paths_given(repo: pytest.Pytester) -> 
     (repo.path / "pkg" / "cudaforge.yaml").write_text("rounds: none\n")
     result = repo.runpytest_subprocess("--forge", "--collect-only", "-q", "pkg/layers.py")
     result.stderr.fnmatch_lines(["*pkg/cudaforge.yaml:1*"])
+
+
+@pytest.mark.parametrize("option", ["--forge-json", "--forge-html"])
+@pytest.mark.parametrize("place", ["pkg", "pkg/layers.py/out"])
+def test_a_report_that_cannot_be_written_is_said_before_the_work(
+    repo: pytest.Pytester, option: str, place: str
+) -> None:
+    result = repo.runpytest_inprocess("--forge", option, place)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{option}: *{place} cannot be written*"])
