@@ -53,7 +53,10 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"freezing": True}, "'freezing' is no option that may be chosen"), ({"cpp__threads": True}, "cpp.threads = True")],
+    [
+        ({"freezing": True}, "'freezing' is no option that may be chosen"),
+        ({"cpp__threads": True}, "cpp.threads = True"),
+    ],
 )
 def test_what_changes_the_answer_or_is_no_option_is_refused_before_anything_runs(
     evaluator: Evaluator, target: Target, options: dict[str, object], why: str
