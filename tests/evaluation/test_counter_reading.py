@@ -11,7 +11,7 @@ import pytest
 import torch
 from planted_faults import FAULTS, Fault
 
-from pytest_cudaforge import languages
+from pytest_cudaforge import evidence, languages
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.counter_reading import profile_of, readable_name
 from pytest_cudaforge.evaluation.profiling import ProfiledCall, static_profile
@@ -19,7 +19,18 @@ from pytest_cudaforge.hardware import metrics, ncu
 from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.languages import units_of
 from pytest_cudaforge.plan import TensorSpec
-from pytest_cudaforge.records import DeviceFacts, Profile, Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.records import (
+    DeviceFacts,
+    Evaluation,
+    Isolation,
+    Profile,
+    Status,
+    Target,
+    TargetFacts,
+    WorkloadFacts,
+    from_json,
+    to_json,
+)
 from pytest_cudaforge.runtime.library import MetaShapes
 from pytest_cudaforge.runtime.signature import Signature, flatten_call
 from pytest_cudaforge.runtime.trace import trace
@@ -79,6 +90,20 @@ def test_every_planted_fault_is_named_with_its_line(fault: Fault) -> None:
         assert found.lines[0].line in fault.lines, [line.line for line in found.lines]
         assert found.lines[0].source == fault.source.splitlines()[found.lines[0].line - 1].strip()
     assert from_json(Profile, to_json(profile)) == profile
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_evidence_page_names_bound_and_line(fault: Fault) -> None:
+    profile = _profile(fault.name)
+    evaluation = Evaluation(
+        Status.PASSED, "", profile.candidate, "", Isolation("A"), language="cuda", device="NVIDIA H200", profile=profile
+    )
+    text = evidence.page(evaluation).text
+    assert evidence.estimate_tokens(text) <= evidence.MAX_TOKENS
+    bounds = text.partition("What bounds it:")[2].strip().splitlines()[0]
+    assert f": {fault.bound}: " in bounds
+    hot = text.partition("Hot lines of the source:")[2].strip().splitlines()[1]
+    assert int(hot.partition(" ")[0].partition(":")[2]) in fault.lines
 
 
 def test_figures_are_what_the_page_says() -> None:
