@@ -99,7 +99,8 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The device at hand, detected. ``arch`` is "cpu" or "sm_90"; peaks are (precision, FLOP/s), where measured."""
+    """The device at hand, detected. ``arch`` is "cpu" or "sm_90". Where measured: peaks as (precision, FLOP/s), caches
+    as (capacity in bytes, bytes/s), innermost first."""
 
     kind: Literal["cpu", "cuda"]
     name: str
@@ -113,6 +114,7 @@ class DeviceFacts:
     clock_mhz: int = 0
     bandwidth_bytes_per_s: float | None = None
     peak_flops: tuple[tuple[str, float], ...] = ()
+    cache_bandwidths: tuple[tuple[int, float], ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
 
 

@@ -75,6 +75,7 @@ from pytest_cudaforge.records import (
     Work,
     WorkloadFacts,
     WorkloadTiming,
+    from_json,
 )
 from pytest_cudaforge.runtime.configuration import LANGUAGE
 
@@ -173,8 +174,9 @@ class Evaluator:
         return roofline.with_ceilings(facts, self.settings.cache_dir, self._measure_ceilings)
 
     def _measure_ceilings(self) -> roofline.Ceilings:
-        data = self.oracle.request("ceilings")
-        return data["bandwidth"], tuple((name, value) for name, value in data["peaks"])
+        load = ForeignLoad()
+        found: roofline.Ceilings = from_json(roofline.Ceilings, self.oracle.request("ceilings"))
+        return replace(found, disturbed=self.kind == "cpu" and load.share() > statistics.FOREIGN)
 
     @functools.cached_property
     def lease(self) -> DeviceLease:
@@ -276,7 +278,7 @@ class Evaluator:
             eager=alone["eager"],
             compile=alone.get("compile"),
             compile_note=rotation.compile_note,
-            roofline_ns=roofline.reference_ns(workload, precision, self.device),
+            roofline_ns=self._roofline_ns(workload, precision, rotation.frames),
             min_bytes=min_bytes,
             flops=workload.flops,
             generated=rotation.generated,
@@ -290,6 +292,15 @@ class Evaluator:
                 rotation = open_rotation(self.oracle, target, workload, frames)
             known.rotations[workload.name] = rotation
         return rotation
+
+    def _roofline_ns(self, workload: WorkloadFacts, precision: str, frames: int) -> float | None:
+        return roofline.reference_ns(workload, precision, self.device, self._working_set(workload, frames))
+
+    def _working_set(self, workload: WorkloadFacts, frames: int) -> int | None:
+        """Bytes that calls on a CPU touch in turn, which its caches may hold; a GPU's are overwritten between calls."""
+        if self.kind == "cuda":
+            return None
+        return frames * (workload.input_bytes + workload.output_bytes) + workload.state_bytes
 
     def _release(self, known: _Known, workload: WorkloadFacts) -> None:
         """Give a rotation of gigabytes back; small ones stay for the next candidate."""
@@ -599,22 +610,31 @@ class _Attempt:
         host = self.evaluator
         product = profiling.longest(self._products, self.facts, host.device)
         lined = kitchen.compiled_with_lines if isinstance(kitchen, Kitchen) else lambda _: None
-        call = ProfiledCall(self.candidate, self.target, self.facts, product, host.device, lined)
+        frames = frame_count(product.workload, host.kind, host._cache_bytes, self.clock)
+        call = ProfiledCall(
+            self.candidate,
+            self.target,
+            self.facts,
+            product,
+            host.device,
+            lined,
+            host._working_set(product.workload, frames),
+        )
         with host.lease.timing():
             if isinstance(kitchen, Workshop):
                 seen = self._workbench(kitchen, product).seen()
                 return profiling.module_profile(call, depth, seen, PROFILED_CALLS)
             if host.kind == "cuda":
                 return host.profiler.profile(call, depth)
-            return host_profiling.profile(call, depth, self._seat(product))
+            return host_profiling.profile(call, depth, self._seat(frames))
 
-    def _seat(self, product: Product) -> HostSeat:
+    def _seat(self, frames: int) -> HostSeat:
         host = self.evaluator
         return HostSeat(
             oracle=host.oracle,
             worker_of=self._worker_of,
             places=host._servers.builder().places,
-            frames=frame_count(product.workload, host.kind, host._cache_bytes, self.clock),
+            frames=frames,
             threads=_openmp_threads(host.device),
             hang_limit_s=host.hang_limit_s(self._slowest()),
         )
@@ -790,7 +810,7 @@ class _Attempt:
         if not blocks:
             raise Refusal(Status.REJECTED, f"{product.workload.name}: the clock gave no usable block")
         self._foreign = max(self._foreign, max(block.foreign for block in blocks))
-        bound_ns = roofline.reference_ns(product.workload, self.facts.precision, host.device)
+        bound_ns = host._roofline_ns(product.workload, self.facts.precision, rotation.frames)
         summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns)
         summary = replace(summary, host=sitting.host)
         summary = replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary

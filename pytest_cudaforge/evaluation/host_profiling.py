@@ -29,6 +29,7 @@ from pytest_cudaforge.evaluation.worker import Binding, Worker
 from pytest_cudaforge.hardware import perf
 from pytest_cudaforge.hardware.host_diagnosis import host_rules
 from pytest_cudaforge.hardware.perf import Counts, PerfRefused
+from pytest_cudaforge.hardware.roofline import bandwidth
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.cpp import SOURCE_NAME, Place
 from pytest_cudaforge.languages.remarks import LoopRemark, remark_of
@@ -39,7 +40,7 @@ __all__ = ["HostSeat", "profile"]
 
 #: How long a kernel is looked at, how often again where the samples were few, and one turn by the clock.
 _LOOK_NS = {"quick": 4e7, "full": 2e8}
-_LOOKS = 3
+_LOOKS = 8
 _TURN_NS = 2e6
 _TURNS = 3
 #: Kernels looked at one by one; the others are part of the call only.
@@ -207,7 +208,7 @@ class _Look:
     def _traffic(self, group: _Group, taken_ns: float) -> list[Figure]:
         """What its steps move where each touches each of its buffers once, and how fast that is."""
         moved = sum(self.main.buffers[i].spec.extent_bytes for step in group.steps for i in set(step_buffers(step)))
-        reached, ceiling = moved / taken_ns * 1e9, self.call.device.bandwidth_bytes_per_s
+        reached, ceiling = moved / taken_ns * 1e9, bandwidth(self.call.device, self.call.working_set_bytes)
         found: list[Figure] = [("bytes_of_its_buffers", float(moved), "byte"), ("bandwidth_reached", reached, "byte/s")]
         return [*found, ("bandwidth_share", 100.0 * reached / ceiling, "%")] if ceiling else found
 

@@ -202,8 +202,7 @@ class _Oracle:
             torch.cuda.empty_cache()
 
     def do_ceilings(self) -> Any:
-        bandwidth, peaks = roofline.measure(self.device)
-        return {"bandwidth": bandwidth, "peaks": [list(pair) for pair in peaks]}
+        return to_json(roofline.measure(self.device))
 
     def do_canary(self) -> Any:
         """A known answer from the device; raises where the device lost its mind."""

@@ -15,7 +15,8 @@ __all__ = ["ProfiledCall", "longest"]
 
 @dataclass(frozen=True)
 class ProfiledCall:
-    """``lined`` compiles a binary of the product once more with line numbers, or returns None."""
+    """``lined`` compiles a binary of the product once more with line numbers, or returns None. ``working_set_bytes``:
+    what the timed calls touch in turn, where caches may hold it (see ``roofline.bandwidth``)."""
 
     candidate: Candidate
     target: Target
@@ -23,6 +24,7 @@ class ProfiledCall:
     product: Product
     device: DeviceFacts
     lined: Callable[[Binary], Binary | None] = lambda binary: None
+    working_set_bytes: int | None = None
 
 
 def longest(products: Sequence[Product], facts: TargetFacts, device: DeviceFacts) -> Product:

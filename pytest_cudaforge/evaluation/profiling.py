@@ -36,7 +36,7 @@ def static_profile(call: ProfiledCall, depth: Depth) -> Profile:
         candidate=call.candidate.digest,
         workload=call.product.workload.name,
         kernels=static_kernels(call.product, call.device),
-        facts=static_facts(call.product, call.facts.precision, call.device),
+        facts=static_facts(call.product, call.facts.precision, call.device, call.working_set_bytes),
     )
     return replace(profile, seconds=round(time.monotonic() - began, 3))
 

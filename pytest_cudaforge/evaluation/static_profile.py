@@ -102,8 +102,13 @@ def work_ns(workload: WorkloadFacts, precision: str, device: DeviceFacts) -> flo
     return known if known is not None else float(_minimal_bytes(workload))
 
 
-def static_facts(product: Product, precision: str, device: DeviceFacts) -> tuple[Figure, ...]:
-    """Counted bytes and FLOPs of one call, what its plan moves at least, and the time at the speed of light."""
+def static_facts(
+    product: Product, precision: str, device: DeviceFacts, working_set_bytes: int | None = None
+) -> tuple[Figure, ...]:
+    """Counted bytes and FLOPs of one call, what its plan moves at least, and the time at the speed of light.
+
+    ``working_set_bytes`` as in ``roofline.bandwidth``.
+    """
     workload, main = product.workload, product.traced.main
     min_bytes = _minimal_bytes(workload)
     facts: list[Figure] = [
@@ -120,8 +125,9 @@ def static_facts(product: Product, precision: str, device: DeviceFacts) -> tuple
     if min_bytes:
         facts.append(("arithmetic_intensity", workload.flops / min_bytes, "FLOP/byte"))
     if device.bandwidth_bytes_per_s:
-        facts.append(("bandwidth_ceiling", device.bandwidth_bytes_per_s, "byte/s"))
-    bound_ns = roofline.reference_ns(workload, precision, device)
+        ceiling = roofline.bandwidth(device, working_set_bytes) or device.bandwidth_bytes_per_s
+        facts.append(("bandwidth_ceiling", ceiling, "byte/s"))
+    bound_ns = roofline.reference_ns(workload, precision, device, working_set_bytes)
     if bound_ns is not None:
         facts.append(("speed_of_light", bound_ns, "ns"))
     return tuple(facts)

@@ -136,6 +136,7 @@ def describe(facts: DeviceFacts) -> str:
     parts.append(f"{facts.memory_bytes / 2**30:.0f} GiB")
     if facts.bandwidth_bytes_per_s:
         parts.append(f"copy {facts.bandwidth_bytes_per_s / 1e9:.3g} GB/s")
+    parts += [f"{speed / 1e9:.3g} GB/s within {_mib(capacity)}" for capacity, speed in facts.cache_bandwidths]
     parts += [f"{name} {flops / 1e12:.3g} TFLOP/s" for name, flops in facts.peak_flops]
     return " · ".join(parts)
 

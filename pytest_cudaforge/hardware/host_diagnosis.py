@@ -137,11 +137,23 @@ def _full(seen: Figures) -> HostFinding | None:
         return None
     if arithmetic > memory:
         return HostFinding("compute", ("peak_share", "bandwidth_share"), max(0.0, 100.0 - arithmetic))
-    redundancy = seen.get("plan_bytes", 0.0) / max(1.0, seen.get("minimal_bytes", 0.0))
-    if redundancy >= _REDUNDANT:
-        gain = 100.0 * (1.0 - 1.0 / redundancy)
-        return HostFinding("redundant traffic", ("plan_bytes", "minimal_bytes", "bandwidth_share"), gain)
+    if _redundancy(seen) >= _REDUNDANT:
+        return None
     return HostFinding("memory bandwidth", ("bandwidth_share", "minimal_bytes"), max(0.0, 100.0 - memory))
+
+
+def _redundant(seen: Figures) -> HostFinding | None:
+    redundancy = _redundancy(seen)
+    if redundancy < _REDUNDANT:
+        return None
+    busy = seen.get("bandwidth_share", 0.0) >= _HIGH
+    gain = 100.0 * (1.0 - 1.0 / redundancy) if busy else None
+    return HostFinding("redundant traffic", ("plan_bytes", "minimal_bytes", "bandwidth_share"), gain)
+
+
+def _redundancy(seen: Figures) -> float:
+    """Bytes that the plan's steps move by bytes that the call has to."""
+    return seen.get("plan_bytes", 0.0) / max(1.0, seen.get("minimal_bytes", 0.0))
 
 
 def _latency(seen: Figures) -> HostFinding | None:
@@ -169,5 +181,6 @@ _TESTS: tuple[Callable[[Figures], HostFinding | None], ...] = (
     _scalar,
     _branches,
     _full,
+    _redundant,
     _latency,
 )

@@ -15,16 +15,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.errors import DeviceError
-from pytest_cudaforge.hardware import parse_device
-from pytest_cudaforge.records import DeviceFacts, WorkloadFacts
+from pytest_cudaforge.hardware import detect, parse_device
+from pytest_cudaforge.records import DeviceFacts, WorkloadFacts, from_json, to_json
 
 __all__ = [
     "Ceilings",
+    "bandwidth",
     "bound",
     "load",
     "measure",
@@ -36,44 +37,78 @@ __all__ = [
     "with_ceilings",
 ]
 
-#: (bandwidth in bytes/s, ((precision, FLOP/s), ...))
-Ceilings = tuple[float, tuple[tuple[str, float], ...]]
-
-_FORMAT = 1
-_CPU_COPY_BYTES = (16 * 2**20, 96 * 2**20)
+_FORMAT = 2
 _GPU_COPY_BYTES = 2**30
+#: A copy that is to come from memory moves so many times what the caches hold, but no more bytes than these.
+_BEYOND_CACHES, _MOST_CPU_COPY_BYTES = 2, 2**29
+#: Copies within a GPU's cache take microseconds: so many at once, behind so many clocks of waiting.
+_CACHED_COPIES, _WAIT_CLOCKS = 20, 400_000
 _CPU_SIDES = (256, 1024)
 _GPU_SIDES = (4096, 8192)
-_TRIAL_S = 0.15
+_TRIAL_S = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceilings:
+    """What a device can do: bytes read plus written per second from and to its memory, FLOP/s by precision, and
+    (capacity in bytes, bytes/s) of its caches, innermost first. ``disturbed``: others used the device meanwhile."""
+
+    bandwidth_bytes_per_s: float
+    peak_flops: tuple[tuple[str, float], ...] = ()
+    cache_bandwidths: tuple[tuple[int, float], ...] = ()
+    disturbed: bool = False
 
 
 # -- arithmetic ------------------------------------------------------------------------------------------------
 
 
-def minimal_ns(min_bytes: int, flops: int, precision: str, facts: DeviceFacts) -> float | None:
+def minimal_ns(
+    min_bytes: int, flops: int, precision: str, facts: DeviceFacts, working_set_bytes: int | None = None
+) -> float | None:
     """The roofline: the longer of bytes ÷ bandwidth and FLOPs ÷ peak, in ns; None where no bandwidth is known.
 
     Ceilings are the measured ones of ``facts``, else the nominal ones of hardware.yaml. Where the precision has no
-    peak, the bytes decide alone. ``min_bytes`` counts every byte read and every byte written once.
+    peak, the bytes decide alone. ``min_bytes`` counts every byte read and every byte written once;
+    ``working_set_bytes`` as in :func:`bandwidth`.
     """
-    bandwidth, peaks = _ceilings(facts)
-    if not bandwidth:
+    bytes_per_s, peaks = bandwidth(facts, working_set_bytes), _peaks(facts)
+    if not bytes_per_s:
         return None
     peak = peaks.get(precision)
     compute_s = flops / peak if peak else 0.0
-    return max(min_bytes / bandwidth, compute_s) * 1e9
+    return max(min_bytes / bytes_per_s, compute_s) * 1e9
 
 
-def reference_ns(workload: WorkloadFacts, precision: str, facts: DeviceFacts) -> float | None:
+def bandwidth(facts: DeviceFacts, working_set_bytes: int | None = None) -> float | None:
+    """Bytes a second that data of repeated calls can move with, at most; None where that is not known.
+
+    ``working_set_bytes`` is all that the calls touch in turn. What of it fits a cache comes from there every time, as
+    nothing could keep more of it near; the rest, and all of it where None is given, comes from memory.
+    """
+    fallback = nominal(facts)
+    memory = facts.bandwidth_bytes_per_s or (fallback.bandwidth_bytes_per_s if fallback else None)
+    if not memory or not working_set_bytes:
+        return memory
+    left, within, seconds = working_set_bytes, 0, 0.0
+    for capacity_bytes, cache in facts.cache_bandwidths:
+        part = max(0, min(left, capacity_bytes - within))
+        seconds, left, within = seconds + part / max(cache, memory), left - part, max(within, capacity_bytes)
+    return working_set_bytes / (seconds + left / memory)
+
+
+def reference_ns(
+    workload: WorkloadFacts, precision: str, facts: DeviceFacts, working_set_bytes: int | None = None
+) -> float | None:
     """The roofline of one call of a reference, in ns; None where no bandwidth is known.
 
     ``precision`` "default" are torch's own defaults: products in fp32, convolutions on CUDA in tf32 (cuDNN's choice).
+    Only products and convolutions are counted as operations; ``working_set_bytes`` as in :func:`bandwidth`.
     """
     min_bytes = workload.input_bytes + workload.state_bytes + workload.output_bytes
     if precision != "default":
-        return minimal_ns(min_bytes, workload.flops, precision, facts)
+        return minimal_ns(min_bytes, workload.flops, precision, facts, working_set_bytes)
     convolutions = workload.convolution_flops if facts.kind == "cuda" else 0
-    memory_ns = minimal_ns(min_bytes, 0, "fp32", facts)
+    memory_ns = minimal_ns(min_bytes, 0, "fp32", facts, working_set_bytes)
     products_ns = minimal_ns(0, workload.flops - convolutions, "fp32", facts)
     convolutions_ns = minimal_ns(0, convolutions, "tf32", facts)
     if memory_ns is None or products_ns is None or convolutions_ns is None:
@@ -83,11 +118,10 @@ def reference_ns(workload: WorkloadFacts, precision: str, facts: DeviceFacts) ->
 
 def bound(min_bytes: int, flops: int, precision: str, facts: DeviceFacts) -> str:
     """What limits the work on this device: ``"memory"``, ``"compute"`` or ``"unknown"``."""
-    bandwidth, peaks = _ceilings(facts)
-    peak = peaks.get(precision)
-    if not bandwidth or not peak:
+    bytes_per_s, peak = bandwidth(facts), _peaks(facts).get(precision)
+    if not bytes_per_s or not peak:
         return "unknown"
-    return "compute" if flops / peak > min_bytes / bandwidth else "memory"
+    return "compute" if flops / peak > min_bytes / bytes_per_s else "memory"
 
 
 def sol_percent(measured_ns: float, minimal: float | None) -> float | None:
@@ -101,29 +135,35 @@ def sol_percent(measured_ns: float, minimal: float | None) -> float | None:
     return 100.0 * minimal / measured_ns
 
 
-def _ceilings(facts: DeviceFacts) -> tuple[float | None, dict[str, float]]:
+def _peaks(facts: DeviceFacts) -> dict[str, float]:
     fallback = nominal(facts)
-    bandwidth = facts.bandwidth_bytes_per_s or (fallback[0] if fallback else None)
-    peaks = {**dict(fallback[1] if fallback else ()), **dict(facts.peak_flops)}
-    return bandwidth, peaks
+    return {**dict(fallback.peak_flops if fallback else ()), **dict(facts.peak_flops)}
 
 
 def nominal(facts: DeviceFacts) -> Ceilings | None:
-    """The data sheet's ceilings of this device by name; failing that, its bandwidth from clock and bus width."""
-    for row in _data_sheets():
+    """The data sheet's ceilings of this device by name; failing that, what its clocks, its bus and its units say."""
+    for row in _table()["devices"]:
         if facts.kind == "cuda" and row["match"] in facts.name:
             peaks = tuple((name, value * 1e12) for name, value in row["peaks_tflops"].items())
-            return row["bandwidth_tb_per_s"] * 1e12, peaks
+            return Ceilings(row["bandwidth_tb_per_s"] * 1e12, peaks)
     told = dict(facts.extra).get("nominal_bandwidth_bytes_per_s", "")
-    return (float(told), ()) if told.isdigit() and int(told) else None
+    if not told.isdigit() or not int(told):
+        return None
+    # A generation that the table does not know has at least what the newest one there has.
+    lanes = _table()["fp32_lanes_per_sm"]
+    per_sm = lanes.get(facts.arch) or list(lanes.values())[-1]
+    # A fused multiply-add is two operations.
+    peak = 2.0 * per_sm * facts.sm_count * facts.clock_mhz * 1e6
+    return Ceilings(float(told), (("fp32", peak),) if peak else ())
 
 
 @functools.cache
-def _data_sheets() -> tuple[dict[str, Any], ...]:
+def _table() -> dict[str, Any]:
     import yaml
 
     text = importlib.resources.files("pytest_cudaforge.hardware").joinpath("hardware.yaml").read_text(encoding="utf-8")
-    return tuple(yaml.safe_load(text)["devices"])
+    table: dict[str, Any] = yaml.safe_load(text)
+    return table
 
 
 # -- the cache -------------------------------------------------------------------------------------------------
@@ -132,7 +172,8 @@ def _data_sheets() -> tuple[dict[str, Any], ...]:
 def with_ceilings(
     facts: DeviceFacts, cache_dir: Path, measure_here: Callable[[], Ceilings] | None = None
 ) -> DeviceFacts:
-    """``facts`` with measured ceilings: from the cache, else from ``measure_here()`` (which asks the oracle), kept.
+    """``facts`` with measured ceilings: from the cache, else from ``measure_here()`` (which asks the oracle), kept
+    unless they were ``disturbed``.
 
     Without ``measure_here`` and without a cached answer the facts come back as they are. A cache that cannot be
     written costs the next session a measurement and nothing else.
@@ -140,22 +181,27 @@ def with_ceilings(
     ceilings = load(facts, cache_dir)
     if ceilings is None and measure_here is not None:
         ceilings = measure_here()
-        store(facts, cache_dir, ceilings)
+        if not ceilings.disturbed:
+            store(facts, cache_dir, ceilings)
     if ceilings is None:
         return facts
-    return dataclasses.replace(facts, bandwidth_bytes_per_s=ceilings[0], peak_flops=ceilings[1])
+    return dataclasses.replace(
+        facts,
+        bandwidth_bytes_per_s=ceilings.bandwidth_bytes_per_s,
+        peak_flops=ceilings.peak_flops,
+        cache_bandwidths=ceilings.cache_bandwidths,
+    )
 
 
 def load(facts: DeviceFacts, cache_dir: Path) -> Ceilings | None:
     """The ceilings kept for this device and torch version; None where there are none or the file is broken."""
     try:
         data = json.loads(_cache_file(facts, cache_dir).read_text(encoding="utf-8"))
-        peaks = tuple((str(name), float(value)) for name, value in data["peak_flops"])
-        bandwidth = float(data["bandwidth_bytes_per_s"])
+        found: Ceilings = from_json(Ceilings, data["ceilings"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    sane = bandwidth > 0 and all(value > 0 for _, value in peaks) and data.get("format") == _FORMAT
-    return (bandwidth, peaks) if sane else None
+    figures = [found.bandwidth_bytes_per_s, *(value for _, value in (*found.peak_flops, *found.cache_bandwidths))]
+    return found if all(value > 0 for value in figures) and data.get("format") == _FORMAT else None
 
 
 def store(facts: DeviceFacts, cache_dir: Path, ceilings: Ceilings) -> bool:
@@ -166,8 +212,7 @@ def store(facts: DeviceFacts, cache_dir: Path, ceilings: Ceilings) -> bool:
         "device": facts.name,
         "uuid": facts.uuid,
         "measured_on": time.strftime("%Y-%m-%d"),
-        "bandwidth_bytes_per_s": ceilings[0],
-        "peak_flops": [list(pair) for pair in ceilings[1]],
+        "ceilings": to_json(ceilings),
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +238,7 @@ def _cache_file(facts: DeviceFacts, cache_dir: Path) -> Path:
 
 
 def measure(device: str) -> Ceilings:
-    """Copy bandwidth (bytes read plus written per second) and matrix-product peaks per precision of ``device``.
+    """Copy bandwidth of memory and caches (bytes read plus written per second) and matrix-product peaks per precision.
 
     Uses torch and takes about 2 s; best of several trials, since a ceiling is what the device can do, not what it
     does on average. Call it in the oracle's process with nothing else running on the device.
@@ -209,27 +254,47 @@ def measure(device: str) -> Ceilings:
             expected="a torch built for CUDA and a GPU",
             remedy="install a CUDA build of torch, or use --forge-device cpu",
         )
+    facts = detect(device)
+    caches = _cache_sizes(facts)
     # Events belong to the current device.
     with torch.inference_mode(), torch.cuda.device(device) if kind == "cuda" else contextlib.nullcontext():
-        bandwidth = _copy_bandwidth(torch, device, kind)
+        memory = _copy_bandwidth(torch, device, kind, _beyond(facts, caches))
+        # Two buffers that together fill half of it leave room for what else is there.
+        cached = tuple((size, _copy_bandwidth(torch, device, kind, size // 4)) for size in caches)
         peaks = tuple((name, value) for name in _precisions(kind) if (value := _product_peak(torch, device, name)))
     if kind == "cuda":
         torch.cuda.empty_cache()
-    return bandwidth, peaks
+    return Ceilings(memory, peaks, cached)
 
 
 def _precisions(kind: str) -> tuple[str, ...]:
     return ("fp32", "tf32", "bf16", "fp16", "fp64") if kind == "cuda" else ("fp32", "bf16", "fp64")
 
 
-def _copy_bandwidth(torch: Any, device: str, kind: str) -> float:
-    best = 0.0
-    for size_bytes in _CPU_COPY_BYTES if kind == "cpu" else (_GPU_COPY_BYTES,):
-        source = torch.ones(size_bytes // 4, device=device)
-        target = torch.empty_like(source)
-        seconds = _best_seconds(torch, kind, functools.partial(target.copy_, source))
-        best = max(best, 2 * size_bytes / seconds)
-    return best
+def _cache_sizes(facts: DeviceFacts) -> tuple[int, ...]:
+    """Capacities in bytes that all cores together see, innermost first: a CPU's L2s and its L3, a GPU's L2."""
+    if facts.kind == "cuda":
+        return (facts.l2_bytes,) if facts.l2_bytes else ()
+    outer = int(dict(facts.extra).get("l3_bytes") or 0)
+    inner = facts.l2_bytes * max(1, facts.sm_count)
+    return tuple(size for size in (inner, outer) if size) if outer > inner else tuple(filter(None, (inner,)))
+
+
+def _beyond(facts: DeviceFacts, caches: Sequence[int]) -> int:
+    """How large a copied buffer has to be so that caches hold little of it, in bytes."""
+    if facts.kind == "cuda":
+        return _GPU_COPY_BYTES
+    wanted = _BEYOND_CACHES * max(caches, default=16 * 2**20)
+    return max(2**24, min(wanted, _MOST_CPU_COPY_BYTES, (facts.memory_bytes or 2**32) // 16))
+
+
+def _copy_bandwidth(torch: Any, device: str, kind: str, size_bytes: int) -> float:
+    source = torch.ones(max(1, size_bytes // 4), device=device)
+    target = torch.empty_like(source)
+    copy = functools.partial(target.copy_, source)
+    small = kind == "cuda" and size_bytes < _GPU_COPY_BYTES // 8
+    seconds = _cached_seconds(torch, copy) if small else _best_seconds(torch, kind, copy)
+    return 2.0 * float(source.nbytes) / seconds
 
 
 def _product_peak(torch: Any, device: str, precision: str) -> float:
@@ -285,3 +350,19 @@ def _event_seconds(torch: Any, call: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def _cached_seconds(torch: Any, call: Callable[[], object]) -> float:
+    """Shortest time of one of several calls queued behind a kernel that waits: the host is slower than they are."""
+    call()
+    best = float("inf")
+    for _ in range(20):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(_WAIT_CLOCKS)
+        start.record()
+        for _ in range(_CACHED_COPIES):
+            call()
+        end.record()
+        end.synchronize()
+        best = min(best, float(start.elapsed_time(end)) / 1e3 / _CACHED_COPIES)
+    return best

@@ -16,7 +16,7 @@ from pytest_cudaforge.records import DeviceFacts, WorkloadFacts
 CPU = DeviceFacts(kind="cpu", name="some CPU", arch="cpu", sm_count=2)
 MEASURED = dataclasses.replace(CPU, bandwidth_bytes_per_s=1e9, peak_flops=(("fp32", 1e12),))
 H200 = DeviceFacts(kind="cuda", name="NVIDIA H200", arch="sm_90")
-CEILINGS = (1e9, (("fp32", 1e12),))
+CEILINGS = roofline.Ceilings(1e9, (("fp32", 1e12),))
 
 
 def test_bytes_decide_where_they_take_longer() -> None:
@@ -89,14 +89,67 @@ def test_a_measured_ceiling_wins_over_the_data_sheet() -> None:
 )
 def test_the_more_exact_name_is_found_first(name: str, tb: float) -> None:
     found = roofline.nominal(DeviceFacts(kind="cuda", name=name, arch="sm_90"))
-    assert found is not None and found[0] == pytest.approx(tb * 1e12)
+    assert found is not None and found.bandwidth_bytes_per_s == pytest.approx(tb * 1e12)
 
 
 def test_an_unlisted_gpu_has_the_drivers_bandwidth() -> None:
     facts = DeviceFacts(
         kind="cuda", name="Future", arch="sm_130", extra=(("nominal_bandwidth_bytes_per_s", "5000000000000"),)
     )
-    assert roofline.nominal(facts) == (5e12, ())
+    assert roofline.nominal(facts) == roofline.Ceilings(5e12)
+
+
+CACHED = dataclasses.replace(MEASURED, cache_bandwidths=((1000, 8e9), (4000, 4e9)))
+
+
+@pytest.mark.parametrize(
+    ("working_set", "bytes_per_s"),
+    [
+        (None, 1e9),
+        (500, 8e9),
+        (1000, 8e9),
+        (4000, 4000 / (1000 / 8e9 + 3000 / 4e9)),
+        (8000, 8000 / (1000 / 8e9 + 3000 / 4e9 + 4000 / 1e9)),
+    ],
+)
+def test_what_fits_a_cache_moves_at_its_speed(working_set: int | None, bytes_per_s: float) -> None:
+    assert roofline.bandwidth(CACHED, working_set) == pytest.approx(bytes_per_s)
+    facts = WorkloadFacts("default", (), [], (), [], 400, 100, 500, 0)
+    expected_ns = 1000 / bytes_per_s * 1e9
+    assert roofline.reference_ns(facts, "fp32", CACHED, working_set) == pytest.approx(expected_ns)
+
+
+def test_a_cache_measured_slower_than_memory_counts_as_memory() -> None:
+    facts = dataclasses.replace(MEASURED, cache_bandwidths=((1000, 1e8),))
+    assert roofline.bandwidth(facts, 1000) == pytest.approx(1e9)
+
+
+INVENTED = DeviceFacts(
+    kind="cuda",
+    name="NVIDIA Quillfeather 9000",
+    arch="sm_177",
+    sm_count=100,
+    l2_bytes=2**27,
+    clock_mhz=2000,
+    extra=(("nominal_bandwidth_bytes_per_s", "9000000000000"),),
+)
+
+
+def test_a_gpu_that_nobody_has_heard_of_has_a_roofline() -> None:
+    found = roofline.nominal(INVENTED)
+    assert found == roofline.Ceilings(9e12, (("fp32", 2.0 * 128 * 100 * 2e9),))
+    assert roofline.minimal_ns(9 * 10**9, 0, "fp32", INVENTED) == pytest.approx(1e6)
+    assert roofline.minimal_ns(0, 51_200_000_000, "fp32", INVENTED) == pytest.approx(1e6)
+    assert roofline.bound(10**9, 1, "fp32", INVENTED) == "memory"
+    assert "Quillfeather" in hardware.describe(INVENTED)
+
+
+def test_a_measurement_of_an_unknown_gpu_wins_and_is_kept(tmp_path: Path) -> None:
+    measured = roofline.Ceilings(8e12, (("fp32", 4e13),), ((2**27, 2e13),))
+    first = roofline.with_ceilings(INVENTED, tmp_path, lambda: measured)
+    assert first.cache_bandwidths == ((2**27, 2e13),) and roofline.with_ceilings(INVENTED, tmp_path) == first
+    assert roofline.minimal_ns(8 * 10**9, 0, "fp32", first) == pytest.approx(1e6)
+    assert "8e+03 GB/s" in hardware.describe(first) and "within 128 MiB" in hardware.describe(first)
 
 
 def test_measured_once_per_device(tmp_path: Path) -> None:
@@ -112,6 +165,12 @@ def test_measured_once_per_device(tmp_path: Path) -> None:
     assert len(calls) == 1
 
 
+def test_what_was_measured_beside_others_is_not_kept(tmp_path: Path) -> None:
+    disturbed = dataclasses.replace(CEILINGS, disturbed=True)
+    assert roofline.with_ceilings(CPU, tmp_path, lambda: disturbed) == MEASURED
+    assert roofline.load(CPU, tmp_path) is None
+
+
 def test_another_device_is_another_entry(tmp_path: Path) -> None:
     roofline.store(CPU, tmp_path, CEILINGS)
     assert roofline.load(dataclasses.replace(CPU, uuid="GPU-2"), tmp_path) is None
@@ -122,7 +181,7 @@ def test_without_a_measurement_the_facts_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "bandwidth_bytes_per_s": -1, "peak_flops": []}']
+    "text", ["", "{", "[]", '{"format": 2}', '{"format": 2, "ceilings": {"bandwidth_bytes_per_s": -1}}']
 )
 def test_a_broken_cache_is_measured_anew(tmp_path: Path, text: str) -> None:
     roofline.store(CPU, tmp_path, CEILINGS)
@@ -130,7 +189,7 @@ def test_a_broken_cache_is_measured_anew(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     assert roofline.load(CPU, tmp_path) is None
     assert roofline.with_ceilings(CPU, tmp_path, lambda: CEILINGS) == MEASURED
-    assert json.loads(file.read_text())["bandwidth_bytes_per_s"] == 1e9
+    assert json.loads(file.read_text())["ceilings"]["bandwidth_bytes_per_s"] == 1e9
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
@@ -140,9 +199,10 @@ def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_the_cpu_is_measured_for_real() -> None:
-    bandwidth, peaks = roofline.measure("cpu")
-    assert 1e8 < bandwidth < 1e13
-    assert dict(peaks)["fp32"] > 1e8
+    found = roofline.measure("cpu")
+    assert 1e8 < found.bandwidth_bytes_per_s < 1e13
+    assert dict(found.peak_flops)["fp32"] > 1e8
+    assert all(capacity > 0 and 1e8 < speed < 1e14 for capacity, speed in found.cache_bandwidths)
 
 
 def test_measuring_a_gpu_that_torch_does_not_see_is_an_error() -> None:
@@ -157,7 +217,7 @@ def test_measuring_a_gpu_that_torch_does_not_see_is_an_error() -> None:
 def test_every_data_sheet_row_is_complete() -> None:
     for name in ("H200", "H100", "A100", "L40S", "L4", "A10G", "T4", "RTX 4090"):
         found = roofline.nominal(dataclasses.replace(H200, name=name))
-        assert found is not None and found[0] > 0 and dict(found[1])["fp32"] > 0
+        assert found is not None and found.bandwidth_bytes_per_s > 0 and dict(found.peak_flops)["fp32"] > 0
 
 
 def test_doctor_shows_ceilings() -> None:
