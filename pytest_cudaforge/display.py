@@ -28,6 +28,11 @@ def speedup_text(speedup: float | None) -> str:
     return "-" if speedup is None else f"{speedup:.2f}x"
 
 
+def sol_text(sol_percent: float | None) -> str:
+    """``87%`` of the speed of light; a dash where nobody knows the roofline."""
+    return "-" if sol_percent is None else f"{sol_percent:.0f}%"
+
+
 def usage_text(usage: Usage) -> str:
     """``$0.02``; tokens where the price of the model is not known; a dash where nothing was asked."""
     tokens = usage.input_tokens + usage.output_tokens
@@ -82,7 +87,7 @@ def _one_trace(trace: Trace, failed: bool) -> str:
 
 
 def round_table(rounds: Sequence[Round], winner: int | None = None) -> list[str]:
-    """One line per round: number, kind, status, speedups, and what was wrong; the winner has a star."""
+    """One line per round: number, kind, status, speedups, how near the roofline, what was wrong; the winner's star."""
     lines = [round_row(entry) for entry in rounds]
     cells = [
         (
@@ -91,11 +96,12 @@ def round_table(rounds: Sequence[Round], winner: int | None = None) -> list[str]
             line.status,
             speedup_text(line.speedup_eager),
             speedup_text(line.speedup_compile),
+            sol_text(line.sol_percent),
             _one_line(line.note),
         )
         for line, entry in zip(lines, rounds, strict=True)
     ]
-    return columns(("round", "kind", "status", "vs eager", "vs compile", "remark"), cells) if cells else []
+    return columns(("round", "kind", "status", "vs eager", "vs compile", "roofline", "remark"), cells) if cells else []
 
 
 def columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
@@ -184,13 +190,14 @@ def summary_lines(traces: Sequence[Trace], total: Totals) -> list[str]:
             line.outcome,
             speedup_text(line.speedup_eager),
             speedup_text(line.speedup_compile),
+            sol_text(line.sol_percent),
             str(line.rounds),
             usage_text(line.usage),
             _one_line(line.reason, 60),
         )
         for line in rows(traces)
     ]
-    header = ("target", "language", "outcome", "vs eager", "vs compile", "rounds", "cost", "remark")
+    header = ("target", "language", "outcome", "vs eager", "vs compile", "roofline", "rounds", "cost", "remark")
     lines = columns(header, cells)
     # Four files a kernel would push the figures off the screen; their folder says where they are.
     places = dict.fromkeys(_folder(name) for line in rows(traces) for name in line.files)

@@ -97,7 +97,7 @@ def test_columns_align_and_do_not_trail() -> None:
 
 def test_round_table_marks_the_winner() -> None:
     lines = round_table(FORGED.rounds, 2)
-    assert lines[0].split() == ["round", "kind", "status", "vs", "eager", "vs", "compile", "remark"]
+    assert lines[0].split() == ["round", "kind", "status", "vs", "eager", "vs", "compile", "roofline", "remark"]
     assert lines[1].startswith("1 ") and "BUILD_ERROR" in lines[1] and "g++ refused the source" in lines[1]
     assert lines[2].startswith("2*") and "1.50x" in lines[2] and "1.25x" in lines[2]
     assert "no code in the reply" in lines[3] and "same as round 2" in lines[4]
@@ -258,6 +258,15 @@ def test_display_itself_needs_no_rich() -> None:
     code = "import sys, pytest_cudaforge.display; print('rich' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_how_near_the_roofline_is_shown_where_it_is_known() -> None:
+    timing = timed(2.0, None)
+    timing = replace(timing, workloads=(replace(timing.workloads[0], roofline_ns=87.0),))
+    won = Round(1, "first", None, None, verdict(timing=timing))
+    trace = Trace("a.py::A", "cpp", "forged", "", (won,), 1, won.evaluation)
+    assert "87%" in round_table([won], 1)[1] and "87%" in summary_lines([trace], totals([trace], Usage(), 1.0))[1]
+    assert "%" not in round_table([GOOD_ROUND])[1]
 
 
 def test_no_terminal_acts_on_what_a_model_or_a_candidate_wrote() -> None:
