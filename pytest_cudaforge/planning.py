@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_cudaforge import coder, judge
+from pytest_cudaforge import coder, evidence, judge
 from pytest_cudaforge.chat import estimate_tokens, prices
 from pytest_cudaforge.config import ForgeConfig
 from pytest_cudaforge.errors import ForgeError
@@ -117,7 +117,7 @@ def _review_tokens(target: Target, facts: TargetFacts, device: DeviceFacts, lang
     verdict = Evaluation(Status.RUNTIME_ERROR, "", candidate.digest, target.id, Isolation("A"))
     subject = Round(1, "first", None, candidate, verdict)
     told = judge.evidence(target, facts, device, (), language=language, kind="correction", subject=subject)
-    return estimate_tokens(judge.render(replace(told, kind="optimization"))) + CODER_REPLY_TOKENS
+    return estimate_tokens(judge.render(replace(told, kind="optimization"))) + CODER_REPLY_TOKENS + evidence.MAX_TOKENS
 
 
 def _usd(config: ForgeConfig, coder_tokens: tuple[int, int], judge_tokens: tuple[int, int]) -> float | None:

@@ -160,6 +160,8 @@ def test_a_bad_file_says_line_and_reason(tmp_path, text, where, message):
         ("max_minutes: 0", "max_minutes 0 is not allowed\n  expected: a number > 0"),
         ("forge_cases: maybe", "forge_cases 'maybe' is of the wrong type\n  expected: true or false"),
         ("isolation: some", "isolation 'some' is of the wrong type\n  expected: one of auto, none"),
+        ("profile: yes", "profile True is of the wrong type\n  expected: one of auto, always, never"),
+        ("profiles: auto", "unknown key profiles; did you mean profile?"),
         ("device: gpu", "device 'gpu' is not allowed\n  expected: auto, cpu, cuda or cuda:<index>"),
         ("arch: hopper", "arch 'hopper' is not allowed"),
         ("allow: [kernel, all]", "allow ['kernel', 'all'] is not allowed\n  expected: some of kernel, mixed"),

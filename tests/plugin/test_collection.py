@@ -191,6 +191,7 @@ def test_first_failure_stops_and_last_failed_comes_back(pytester: pytest.Pyteste
         (("--forge-device", "tpu"), "device"),
         (("--forge-config", "nowhere.yaml"), "nowhere.yaml does not exist"),
         (("--forge-isolation", "maybe"), "isolation"),
+        (("--forge-profile", "sometimes"), "profile"),
         (("--forge-max-usd", "-1"), "max_usd"),
     ],
 )

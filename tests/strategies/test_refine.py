@@ -77,6 +77,25 @@ def test_nothing_correct_yet_starts_again_from_an_empty_page() -> None:
     assert refine.propose(rounds, Limits()) == Proposal("first", None)
 
 
+def test_two_idle_optimizations_ask_for_a_full_profile() -> None:
+    rounds = [make_round(1, speedup=2.0), make_round(2, "optimization", 1, speedup=1.5)]
+    assert refine.propose(rounds, Limits()) == Proposal("optimization", 1, "quick")
+    broken = [make_round(3, "optimization", 1, BROKEN), make_round(4, "correction", 3, BROKEN)]
+    stuck = [*rounds, *broken, make_round(5, "correction", 4, BROKEN)]
+    assert refine.propose(stuck, Limits(patience=9)) == Proposal("optimization", 1, "full")
+    slower = [*rounds, make_round(3, "optimization", 1, speedup=1.9)]
+    assert refine.propose(slower, Limits()) == Proposal("optimization", 1, "full")
+    again = [*slower, make_round(4, "optimization", 1, None)]
+    assert refine.propose(again, Limits(patience=9)) == Proposal("optimization", 1, "full"), "no idea was lost"
+    faster = [*slower, make_round(4, "optimization", 1, speedup=3.0)]
+    assert refine.propose(faster, Limits()) == Proposal("optimization", 4, "quick")
+
+
+def test_replies_that_cannot_be_used_are_no_idle_optimizations() -> None:
+    rounds = [make_round(1)] + [make_round(n, "optimization", 1, None) for n in (2, 3)]
+    assert refine.propose(rounds, Limits()) == Proposal("optimization", 1, "quick")
+
+
 def test_a_round_without_a_candidate_is_asked_again() -> None:
     assert refine.propose([make_round(1, status=None)], Limits()) == Proposal("first", None)
     rounds = [make_round(1), make_round(2, "optimization", 1, None)]
