@@ -29,7 +29,7 @@ RUNGS = {
     "ncu": "hardware counters of the GPU (Nsight Compute)",
     "cupti": "kernel times (CUPTI), without hardware counters",
     "counters": "hardware counters of the CPU (perf)",
-    "static": "static facts of the binary and the roofline, nothing measured",
+    "static": "no hardware counters: binary and roofline, and times where they could be taken",
 }
 
 
