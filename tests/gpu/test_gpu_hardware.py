@@ -57,4 +57,6 @@ def test_ceilings_are_plausible_and_kept(tmp_path: Path) -> None:
     print("\n" + hardware.describe(facts))
     assert facts.bandwidth_bytes_per_s and facts.bandwidth_bytes_per_s > 1e11
     assert dict(facts.peak_flops)["bf16"] > dict(facts.peak_flops)["fp32"]
+    ((capacity, cache),) = facts.cache_bandwidths
+    assert capacity == facts.l2_bytes and cache > facts.bandwidth_bytes_per_s
     assert roofline.with_ceilings(hardware.detect("cuda:0"), tmp_path) == facts
