@@ -191,7 +191,10 @@ def _hot(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
 
 def _hot_line(line: HotLine) -> str:
     share = "" if line.share is None else f" {100 * line.share:.3g} % of samples"
-    told = ", ".join(f"{name} {figures.show(value, unit)}" for name, value, unit in line.figures[:_SHOWN_FIGURES])
+    # Counts of memory traffic say more than samples by reason, and those more than all samples, which the share tells.
+    telling = [figure for figure in line.figures if line.share is None or figure[0] != "samples"]
+    telling.sort(key=lambda figure: figure[0].startswith(("stall", "Instructions")))
+    told = ", ".join(map(_figure, telling[:_SHOWN_FIGURES]))
     return f"{line.file}:{line.line}{share} | {_one_line(line.source, _SOURCE_CHARACTERS)}" + (
         f" | {told}" * bool(told)
     )
@@ -208,6 +211,8 @@ def _metrics(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
     longest = max(profile.kernels, key=lambda kernel: (kernel.own, kernel.duration_ns or 0.0), default=None)
     cited = {figure for found in own for figure in found.figures if longest and found.kernel == longest.function}
     rest = [metric for metric in (longest.metrics if longest else ()) if metric not in {*cited, *profile.facts}]
+    # What did not happen says least.
+    rest.sort(key=lambda metric: metric[1] == 0.0)
     yield from _lines(map(_figure, rest), "metrics", 3, every=4)
 
 
@@ -231,7 +236,11 @@ def _name(kernel: str) -> str:
 
 def _one_line(text: str, limit: int) -> str:
     joined = " ".join(text.split())
-    return joined if len(joined) <= limit else joined[: limit - 3].rstrip() + "..."
+    if len(joined) <= limit:
+        return joined
+    # Cut between words: half a number is another number.
+    kept = joined[: limit - 3]
+    return (kept.rpartition(" ")[0] if " " in kept else kept) + "..."
 
 
 # -- its size ----------------------------------------------------------------------------------------------------

@@ -157,6 +157,15 @@ def test_every_number_on_the_page_stands_in_a_record(seed: int) -> None:
     assert foreign(text, verdict, [made.baseline()], tried) == []
 
 
+def test_numbers_are_never_cut_in_two() -> None:
+    rules = tuple(dataclasses.replace(RULE, text="x" * width + " 12345.678" * 40) for width in range(12))
+    lines = tuple(dataclasses.replace(LINE, source="y" * width + " + 98765.4321f" * 20) for width in range(16))
+    verdict = profiled(dataclasses.replace(PROFILE, rules=rules, lines=lines))
+    text = evidence.page(verdict, [made.baseline()]).text
+    assert text.count("12345.678...") == len(rules)
+    assert foreign(text, verdict, [made.baseline()], []) == []
+
+
 def test_the_check_itself_finds_a_number_that_stands_nowhere() -> None:
     verdict = profiled()
     assert foreign("occupancy 63.7 %, 71.9 us, 4.9 TB/s", verdict, [], []) == ["63.7 %", "4.9 TB/s"]
