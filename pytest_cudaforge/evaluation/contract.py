@@ -215,7 +215,7 @@ class CallProfile:
     """What ran in some calls of a module: ns of its own functions, and (name, ns) of ATen operators by kind.
 
     ``host_ns`` is time in no operator and no function of its own, above what calling them takes. ``compiled``: it uses
-    torch.compile.
+    torch.compile. ``kernels``: (name, ns, launches) of what ran on a GPU, the longest first.
     """
 
     own_calls: int
@@ -223,6 +223,7 @@ class CallProfile:
     operators: tuple[tuple[str, int], ...]
     host_ns: int = 0
     compiled: bool = False
+    kernels: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def library(self) -> tuple[tuple[str, int], ...]:

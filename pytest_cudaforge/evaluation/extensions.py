@@ -231,6 +231,7 @@ def _loaded(request: ExtensionRequest, path: Path) -> Any:
 _OWN = "forge_own::"
 #: What the names of torch's own kernels contain, and what those are called that no operator launched.
 _TORCHS_KERNEL, _REPLAYED = "at::native::", "aten::kernels of torch's in a CUDA graph"
+_MOST_KERNELS = 64
 #: Namespaces of operators that come with torch.
 _TORCH_NAMESPACES = (
     "aten",
@@ -387,6 +388,7 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
     own_ns, own_calls, device_ns, torchs_ns, copies_ns = 0.0, _registry.own_calls, 0.0, 0.0, 0.0
     operators: dict[str, float] = {}
+    kernels: list[list[Any]] = []
     averages = profile.key_averages()
     # Where the driver lets nobody profile, the host's time of launching has to do.
     on_gpu = cuda and any(event.self_device_time_total > 0 for event in averages)
@@ -394,6 +396,7 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         on_device = cuda and str(event.device_type).endswith("CUDA")
         if on_device:
             device_ns += event.self_device_time_total * 1e3
+            kernels.append([event.key[:200], int(event.self_device_time_total * 1e3), int(event.count)])
             torchs_ns += event.self_device_time_total * 1e3 if _TORCHS_KERNEL in event.key else 0.0
             copies_ns += event.self_device_time_total * 1e3 if event.key.startswith(("Memcpy", "Memset")) else 0.0
             continue
@@ -415,6 +418,7 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         "own_calls": own_calls,
         "own_ns": int(own_ns),
         "operators": [[name, int(ns)] for name, ns in operators.items()],
+        "kernels": sorted(kernels, key=lambda kernel: -kernel[1])[:_MOST_KERNELS],
         "thread_ns": thread_ns,
         "compiled": _registry.compiled,
     }

@@ -192,13 +192,14 @@ def _profile_of(text: str) -> CallProfile:
     try:
         data = json.loads(text)
         operators = tuple((str(name)[:100], int(ns)) for name, ns in data["operators"])
+        kernels = tuple((str(name)[:200], int(ns), int(count)) for name, ns, count in data.get("kernels", ()))
         own_calls, own_ns, thread_ns = (int(data[name]) for name in ("own_calls", "own_ns", "thread_ns"))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise WorkerProtocol(f"the profile is malformed: {error}", phase="profiling forward") from None
     # Host code that computes by itself (numpy, plain Python) shows in no operator; calling them costs a little, too.
     unseen_ns = thread_ns - own_ns - sum(ns for _, ns in operators)
     host_ns = unseen_ns if unseen_ns > _HOST_NS + thread_ns // 2 else 0
-    return CallProfile(own_calls, own_ns, operators, host_ns, bool(data.get("compiled")))
+    return CallProfile(own_calls, own_ns, operators, host_ns, bool(data.get("compiled")), kernels)
 
 
 # -- in the child ----------------------------------------------------------------------------------------------

@@ -100,9 +100,12 @@ def _replay(folder: Path, call: Any, driver: Any) -> None:
 
 def _trace(folder: Path, driver: Any, calls: Any, count: int) -> None:
     """Names, times and shapes of the kernels of ``count`` calls, by torch's profiler."""
-    from torch.profiler import ProfilerActivity, profile
+    import torch
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    # Not torch.profiler.profile: that loads torch._dynamo, which takes seconds.
+    profiler: Any = torch.autograd.profiler.profile
+    with profiler(use_device="cuda", use_kineto=True) as seen:
         for _ in range(count):
             calls.run()
         checked(driver.cuCtxSynchronize(), "running the kernels under torch's profiler")

@@ -7,9 +7,10 @@ cannot be reached the profile says why and the next lower one answers. Nothing h
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from pytest_cudaforge.evaluation.profiled_call import ProfiledCall, longest
 from pytest_cudaforge.evaluation.replayed import Refused, Replayed
 from pytest_cudaforge.evaluation.static_profile import static_facts, static_kernels
 from pytest_cudaforge.hardware import ncu
-from pytest_cudaforge.records import Candidate, Depth, Profile, ProfiledKernel
+from pytest_cudaforge.records import Candidate, Depth, Profile, ProfiledKernel, Rung
 
 __all__ = ["ProfiledCall", "Profiler", "longest", "module_profile", "static_profile", "unbuilt"]
 
@@ -47,18 +48,36 @@ def unbuilt(candidate: Candidate, depth: Depth, reason: str) -> Profile:
 
 
 def module_profile(call: ProfiledCall, depth: Depth, seen: CallProfile, calls: int) -> Profile:
-    """Of a ModelNew, from what torch's profiler saw of ``calls`` calls in its sandboxed worker: its own functions
-    together, and every operator beside them. Its host code could tell that a profiler looks, so this is advice."""
+    """Of a ModelNew, from what torch's profiler saw of ``calls`` calls in its sandboxed worker: kernels on a GPU,
+    elsewhere its own functions together and every operator beside them. Its host code could tell that a profiler looks,
+    so this is advice."""
     static = static_profile(call, depth)
-    timed = [("its own functions", True, max(1, round(seen.own_calls / calls)), seen.own_ns)] if seen.own_calls else []
-    timed += [(name, False, 1, ns) for name, ns in seen.operators if ns]
+    timed = list(_module_kernels(call, seen)) if seen.kernels else list(_module_work(seen))
     kernels = tuple(
-        ProfiledKernel(name, own, launches, ns / calls)
-        for name, own, launches, ns in sorted(timed, key=lambda entry: -entry[3])
+        ProfiledKernel(name, own, max(1, round(count / calls)), ns / calls)
+        for name, own, count, ns in sorted(timed, key=lambda entry: -entry[3])
     )
     facts = (("own_share", 100.0 * seen.own_share, "%"), ("host_time", seen.host_ns / calls, "ns"))
     note = "a module's host code runs in the sandbox, where torch's profiler is what can look at it"
-    return replace(static, rung="cupti", kernels=kernels, facts=(*static.facts, *facts), notes=(note,))
+    rung: Rung = "cupti" if seen.kernels else "static"
+    return replace(static, rung=rung, kernels=kernels, facts=(*static.facts, *facts), notes=(note,))
+
+
+def _module_work(seen: CallProfile) -> Iterator[tuple[str, bool, int, int]]:
+    if seen.own_calls:
+        yield "its own functions", True, seen.own_calls, seen.own_ns
+    for name, ns in seen.operators:
+        if ns:
+            yield name, False, 1, ns
+
+
+def _module_kernels(call: ProfiledCall, seen: CallProfile) -> Iterator[tuple[str, bool, int, int]]:
+    """A kernel is the candidate's where its text names it."""
+    texts = [text for _, text in call.candidate.files]
+    for name, ns, launches in seen.kernels:
+        plain = name.partition(" (")[0] if name.startswith(("Mem", "mem")) else kernel_times.bare_name(name)
+        word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
+        yield plain, any(word.search(text) for text in texts), launches, ns
 
 
 class Profiler:
