@@ -275,3 +275,33 @@ def test_where_counters_are_refused_cupti_answers(evaluator: Evaluator, repo: Pa
     own = [kernel for kernel in profile.kernels if kernel.own]
     assert [kernel.function for kernel in own] == ["relu"] and own[0].duration_ns and own[0].grid == (1024, 1, 1)
     assert any(not kernel.own for kernel in profile.kernels)
+
+
+MODULE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def twice(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        twice[(x.numel() // 1024,)](x, y, x.numel(), BLOCK=1024)
+        return y.clone()
+"""
+
+
+def test_a_modules_kernels_have_names_and_times(evaluator: Evaluator, repo: Path) -> None:
+    pytest.importorskip("triton")
+    profile = evaluator.profile(Candidate.of("module", {"candidate.py": MODULE}), _target(repo, "doubled"))
+    _show(profile)
+    assert profile.rung == "cupti", profile.notes
+    assert [kernel.function for kernel in profile.kernels if kernel.own] == ["twice"]
+    assert any(not kernel.own for kernel in profile.kernels)
+    assert all(kernel.duration_ns for kernel in profile.kernels)
