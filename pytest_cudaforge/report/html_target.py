@@ -12,7 +12,7 @@ from pytest_cudaforge.report.html_profile import profile_part
 from pytest_cudaforge.report.html_words import badge, bullets, cut, definitions, figure, folded, meter, table, tiles
 from pytest_cudaforge.report.markup import Markup, joined, tag
 from pytest_cudaforge.report.profile_rows import profiles
-from pytest_cudaforge.report.rows import OUTCOMES, Advice, Row, advice, guard_limits, round_row
+from pytest_cudaforge.report.rows import Advice, Row, advice, guard_limits, outcome_text, round_row
 from pytest_cudaforge.report.standings import standings
 
 __all__ = ["target_section"]
@@ -26,7 +26,7 @@ def target_section(anchor: str, trace: Trace, line: Row) -> Markup:
     return tag(
         "section",
         tag("h2", trace.target, " ", tag("span", trace.language, class_="faint")),
-        tag("p", tag("b", f"{OUTCOMES[trace.outcome]}."), " ", trace.reason),
+        tag("p", tag("b", f"{outcome_text(trace)}."), " ", trace.reason),
         bullets(trace.notes),
         _figures(line),
         _rounds(trace),
@@ -281,6 +281,10 @@ def _circumstances(trace: Trace) -> Markup | None:
         told += [("processors", str(device.sm_count))] if device.sm_count else []
         if device.bandwidth_bytes_per_s:
             told.append(("bandwidth, measured", f"{device.bandwidth_bytes_per_s / 1e9:.0f} GB/s"))
+        told += [
+            (f"cache of {size / 1e6:.3g} MB, measured", f"{speed / 1e9:.0f} GB/s")
+            for size, speed in device.cache_bandwidths
+        ]
         told += [(f"peak {name}, measured", f"{peak / 1e12:.2f} TFLOP/s") for name, peak in device.peak_flops]
     if final is not None:
         told += [] if device is not None else [("device", final.device)]

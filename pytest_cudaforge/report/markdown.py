@@ -10,7 +10,17 @@ from pytest_cudaforge.records import Evaluation, HotLine, Profile, Round, Timing
 from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.escaping import plain
 from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, kernel_rows, metric_rows, profiles
-from pytest_cudaforge.report.rows import OUTCOMES, Advice, RoundRow, Row, Totals, advice, guard_limits, round_row, rows
+from pytest_cudaforge.report.rows import (
+    Advice,
+    RoundRow,
+    Row,
+    Totals,
+    advice,
+    guard_limits,
+    outcome_text,
+    round_row,
+    rows,
+)
 from pytest_cudaforge.report.standings import standings
 
 __all__ = ["escape", "fence", "report", "summary"]
@@ -59,7 +69,7 @@ def summary(traces: Sequence[Trace], total: Totals) -> str:
 
 
 def _headline(trace: Trace) -> str:
-    lines = [f"**{OUTCOMES[trace.outcome]}.** {escape(trace.reason)}"]
+    lines = [f"**{outcome_text(trace)}.** {escape(trace.reason)}"]
     lines += [f"- {escape(note)}" for note in trace.notes]
     return "\n".join(lines)
 

@@ -11,7 +11,6 @@ from pytest_cudaforge.records import Evaluation, Feedback, Guard, Outcome, Round
 from pytest_cudaforge.report.standings import Standing, judged_round, standings, timing_of
 
 __all__ = [
-    "OUTCOMES",
     "Advice",
     "RoundRow",
     "Row",
@@ -19,6 +18,7 @@ __all__ = [
     "advice",
     "geometric_mean",
     "guard_limits",
+    "outcome_text",
     "round_row",
     "row",
     "rows",
@@ -29,7 +29,7 @@ __all__ = [
 #: Outcomes of targets that were really tried: what shares and means are taken over.
 TRIED = ("forged", "kept_reference", "failed")
 #: What each outcome means to a reader.
-OUTCOMES: Mapping[Outcome, str] = {
+_OUTCOMES: Mapping[Outcome, str] = {
     "forged": "Forged: the winner is correct and faster",
     "kept_reference": "Kept the reference",
     "failed": "No correct candidate",
@@ -162,6 +162,13 @@ def row(trace: Trace) -> Row:
         sol_percent_compile=_mean_sol(near, "compile"),
         sol_percent=_mean_sol(near, f"round {judged.number}") if judged is not None else None,
     )
+
+
+def outcome_text(trace: Trace) -> str:
+    """What became of the target, in a few words that say no more than was won."""
+    if trace.outcome == "forged" and trace.final is not None and trace.final.work == "compiler":
+        return "A compiler configuration, not a kernel, is correct and faster"
+    return _OUTCOMES[trace.outcome]
 
 
 def _grade(entries: Sequence[Round]) -> str:

@@ -179,3 +179,11 @@ def test_a_document_that_cannot_be_written_names_the_option(tmp_path: Path) -> N
 def test_a_target_without_rounds_has_a_row() -> None:
     assert row(SKIPPED).speedup_eager is None
     assert row(SKIPPED).isolation == ""
+
+
+def test_what_only_the_compiler_won_is_not_called_a_kernel() -> None:
+    trace = rich_trace()
+    assert trace.final is not None
+    assert "**Forged: the winner is correct and faster.**" in markdown.report(trace)
+    won = replace(trace, final=replace(trace.final, work="compiler"))
+    assert "**A compiler configuration, not a kernel, is correct and faster.**" in markdown.report(won)
