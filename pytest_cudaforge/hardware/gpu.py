@@ -18,7 +18,9 @@ def detect(index: int) -> DeviceFacts:
 
     ``max_shared_bytes`` is the opt-in maximum of one block, ``clock_mhz`` the maximum SM clock; ``extra`` holds
     ``driver_cuda``, ``memory_clock_mhz``, ``memory_bus_bits``, ``max_threads_per_sm``, ``max_blocks_per_sm``,
-    ``shared_bytes_per_sm``, ``registers_per_sm``, ``nominal_bandwidth_bytes_per_s`` (two transfers a clock).
+    ``shared_bytes_per_sm``, ``registers_per_sm``, ``registers_per_block``, ``reserved_shared_bytes`` (of each block),
+    ``persisting_l2_bytes`` (how much of the L2 may be set aside), ``fp32_per_fp64`` (how many times faster),
+    ``nominal_bandwidth_bytes_per_s`` (two transfers a clock).
 
     Raises DeviceError where binding, driver or device is missing.
     """
@@ -97,12 +99,16 @@ def _extra(driver: Any, ask: Any) -> tuple[tuple[str, str], ...]:
     memory_khz, bus_bits = ask("MEMORY_CLOCK_RATE"), ask("GLOBAL_MEMORY_BUS_WIDTH")
     return (
         ("driver_cuda", f"{version // 1000}.{version % 1000 // 10}"),
+        ("fp32_per_fp64", str(ask("SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO"))),
         ("max_blocks_per_sm", str(ask("MAX_BLOCKS_PER_MULTIPROCESSOR"))),
         ("max_threads_per_sm", str(ask("MAX_THREADS_PER_MULTIPROCESSOR"))),
         ("memory_bus_bits", str(bus_bits)),
         ("memory_clock_mhz", str(memory_khz // 1000)),
         # Double data rate: two transfers a clock.
         ("nominal_bandwidth_bytes_per_s", str(2 * memory_khz * 1000 * bus_bits // 8)),
+        ("persisting_l2_bytes", str(ask("MAX_PERSISTING_L2_CACHE_SIZE"))),
+        ("registers_per_block", str(ask("MAX_REGISTERS_PER_BLOCK"))),
         ("registers_per_sm", str(ask("MAX_REGISTERS_PER_MULTIPROCESSOR"))),
+        ("reserved_shared_bytes", str(ask("RESERVED_SHARED_MEMORY_PER_BLOCK"))),
         ("shared_bytes_per_sm", str(ask("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"))),
     )

@@ -16,7 +16,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,15 +112,18 @@ class Counters:
         self.close()
 
 
-def counters(pid: int) -> Counters:
-    """Counters of process ``pid``; attach them before it starts threads. Raises PerfRefused where there are none."""
+def counters(pid: int, events: Mapping[str, tuple[int, int]] = EVENTS) -> Counters:
+    """Counters of process ``pid``; attach them before it starts threads. Raises PerfRefused where there are none.
+
+    ``events``: (type, config) by name, as in the kernel's ``perf_event_attr``; the first one has to be there.
+    """
     files: dict[str, int] = {}
-    for name, (kind, config) in EVENTS.items():
+    for name, (kind, config) in events.items():
         try:
             files[name] = _open(pid, kind, config, _INHERIT)
         except PerfRefused:
             # A CPU may lack one of the others; without cycles it has no counters for us.
-            if name == "cycles":
+            if not files:
                 raise
     return Counters(files)
 

@@ -259,8 +259,7 @@ def measure(device: str) -> Ceilings:
     # Events belong to the current device.
     with torch.inference_mode(), torch.cuda.device(device) if kind == "cuda" else contextlib.nullcontext():
         memory = _copy_bandwidth(torch, device, kind, _beyond(facts, caches))
-        # Two buffers that together fill half of it leave room for what else is there.
-        cached = tuple((size, _copy_bandwidth(torch, device, kind, size // 4)) for size in caches)
+        cached = tuple((size, _cache_bandwidth(torch, device, kind, size)) for size in caches)
         peaks = tuple((name, value) for name in _precisions(kind) if (value := _product_peak(torch, device, name)))
     if kind == "cuda":
         torch.cuda.empty_cache()
@@ -290,11 +289,22 @@ def _beyond(facts: DeviceFacts, caches: Sequence[int]) -> int:
 
 def _copy_bandwidth(torch: Any, device: str, kind: str, size_bytes: int) -> float:
     source = torch.ones(max(1, size_bytes // 4), device=device)
-    target = torch.empty_like(source)
-    copy = functools.partial(target.copy_, source)
-    small = kind == "cuda" and size_bytes < _GPU_COPY_BYTES // 8
-    seconds = _cached_seconds(torch, copy) if small else _best_seconds(torch, kind, copy)
+    seconds = _best_seconds(torch, kind, functools.partial(torch.empty_like(source).copy_, source))
     return 2.0 * float(source.nbytes) / seconds
+
+
+def _cache_bandwidth(torch: Any, device: str, kind: str, capacity_bytes: int) -> float:
+    """Of copies whose two buffers fill half of the cache, so that there is room for what else is there.
+
+    A GPU's take a few microseconds, of which a launch is a good part: what twice as much takes longer is the copy's.
+    """
+    if kind == "cpu":
+        return _copy_bandwidth(torch, device, kind, capacity_bytes // 4)
+    source = torch.ones(max(2, capacity_bytes // 16), device=device)
+    target, half = torch.empty_like(source), len(source) // 2
+    more_s = _queued_seconds(torch, functools.partial(target.copy_, source))
+    less_s = _queued_seconds(torch, functools.partial(target[:half].copy_, source[:half]))
+    return 2.0 * 4.0 * (len(source) - half) / max(more_s - less_s, 0.25 * more_s)
 
 
 def _product_peak(torch: Any, device: str, precision: str) -> float:
@@ -352,8 +362,8 @@ def _event_seconds(torch: Any, call: Callable[[], object]) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def _cached_seconds(torch: Any, call: Callable[[], object]) -> float:
-    """Shortest time of one of several calls queued behind a kernel that waits: the host is slower than they are."""
+def _queued_seconds(torch: Any, call: Callable[[], object]) -> float:
+    """Time of a call on a GPU, of several queued behind a kernel that waits: the host is slower than they are."""
     call()
     best = float("inf")
     for _ in range(20):

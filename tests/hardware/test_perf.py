@@ -51,6 +51,42 @@ def test_counters_of_a_busy_process_count(busy: int) -> None:
     assert 0 < counts.running <= 1
 
 
+SOFTWARE = {"task-clock": (1, 1), "page-faults": (1, 2)}
+#: Touches fresh memory in a thread that is started when it is told to.
+THREADED = """
+import sys, threading
+print('go', flush=True)
+sys.stdin.readline()
+parts = []
+thread = threading.Thread(target=lambda: parts.append(bytearray(1 << 24)))
+thread.start()
+thread.join()
+print('done', flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not PROBE.sampling, reason=f"perf_event_open is refused here: {PROBE.reason}")
+def test_threads_that_start_later_are_counted_too() -> None:
+    """With events that the kernel counts itself: the same calls as for those of a CPU."""
+    argv = [sys.executable, "-c", THREADED]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        with perf.counters(process.pid, SOFTWARE) as counters:
+            with counters.counting() as counted:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                process.stdout.readline()
+            with counters.counting() as idle:
+                pass
+        process.communicate("\n")
+    assert (counted[0].get("task-clock") or 0) > 1e5  # ns
+    assert (counted[0].get("page-faults") or 0) >= 8  # 16 MiB, were they in the largest of pages
+    assert (idle[0].get("page-faults") or 0) == 0
+    assert counted[0].get("cycles") is None
+
+
 @pytest.mark.skipif("cycles" in PROBE.counters, reason="this CPU has counters for us")
 def test_without_counters_the_reason_and_the_remedy_are_told(busy: int) -> None:
     assert PROBE.reason and PROBE.remedy and not PROBE.counters
