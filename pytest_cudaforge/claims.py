@@ -20,7 +20,7 @@ _COUNTED = 10
 #: What every programmer of the device knows: lanes of a warp, widths of an access, sectors, cache lines, a page.
 _COMMON = read("32, 4 B, 8 B, 16 B, 32 B, 64 B, 128 B, 4 kB, 4096 B, 0 %, 100 %")
 _LABEL = re.compile(r"\b(?:rounds?|lines?|steps?)\s+(?:\d+\s*(?:,|and|to|-|–)\s*)*$", re.IGNORECASE)
-_DIVIDED = frozenset(["/", "÷", "over", "against", "of", "in", "at", "vs", "vs.", "versus", "by"])
+_DIVIDED = frozenset(["/", "÷", "over", "against", "of", "in", "at", "vs", "vs.", "versus", "by", "for"])
 _MULTIPLIED = frozenset(["*", "x", "×", "times"])
 _EQUALS = re.compile(r"\s*(?:=|≈|~|,|\(|is|are|makes|gives|takes)\s*(?:about |around |or |~|≈|=)?\s*")
 _WORKING_SLACK = 0.03

@@ -58,8 +58,9 @@ log("start")
 sys.stdin.read()
 time.sleep(0.25)
 if role == "judge":
-    keys = ("issue", "why", "fix", "bottleneck", "method", "plan")
-    print(json.dumps({**dict.fromkeys(keys, "as it is"), "cites": []}))
+    keys = ("issue", "why", "fix", "bottleneck", "plan")
+    said = dict.fromkeys(keys, "as it is") | {"method": f"idea {number}", "place": "scale", "cites": ["1 launch"]}
+    print(json.dumps(said))
 else:
     count = "rows" if number % 3 else "not_declared"
     print(f'''```cpp kernel.cpp

@@ -36,6 +36,8 @@ CANDIDATE = Candidate.of("cuda", {"kernel.cu": CODE, "plan.py": PLAN})
         "0.262 GB move at least, 250 MiB",
         "262 MB / 71.9 us = 3.64 TB/s",
         "262 MB in 71.9 us is 3.64 TB/s of 4.2 TB/s (87 %)",
+        "71.9 us for 262 MB is 3.64 TB/s",
+        "71.9 us for 262 MB, 3.64 TB/s",
         "3 % slower than round 2, as in rounds 11 and 12",
         # What the code says may be said again, without a unit.
         "17408 elements, launch bounds of 640",
