@@ -144,7 +144,8 @@ def _is_long(call: ProfiledCall, depth: Depth) -> bool:
 
 def _explained(refusal: Refused, words: str) -> Refused:
     """The refusal in ncu's own words, where it has some."""
-    return Refused(ncu.refusal_in(words) or str(refusal), lasting=refusal.lasting or ncu.lasting_refusal(words))
+    lasting = refusal.lasting or ncu.lasting_refusal(words)
+    return Refused(ncu.refusal_in(words) or str(refusal), lasting=lasting, stuck=refusal.stuck)
 
 
 def _said(folder: Path) -> str:

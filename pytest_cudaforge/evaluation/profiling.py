@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,10 @@ from pytest_cudaforge.hardware import ncu
 from pytest_cudaforge.records import Candidate, Depth, Profile, ProfiledKernel, Rung
 
 __all__ = ["ProfiledCall", "Profiler", "longest", "module_profile", "static_profile", "unbuilt"]
+
+
+#: How often a profiler may run into its time limit before it is left alone.
+_MOST_STUCK = 2
 
 
 def static_profile(call: ProfiledCall, depth: Depth) -> Profile:
@@ -94,6 +99,7 @@ class Profiler:
         self._lock = threading.Lock()
         self._counters: CounterProfiler | None = None
         self._broken: dict[str, str] = {}
+        self._stuck: Counter[str] = Counter()
 
     def profile(self, call: ProfiledCall, depth: Depth) -> Profile:
         """Climb as high as it goes. Raises OracleError and TargetError where the call's inputs cannot be drawn."""
@@ -114,7 +120,8 @@ class Profiler:
                     return replace(found, notes=(*notes, *found.notes))
                 except Refused as refusal:
                     notes.append(f"no {name}: {refusal}")
-                    if refusal.lasting:
+                    self._stuck[name] += refusal.stuck
+                    if refusal.lasting or self._stuck[name] >= _MOST_STUCK:
                         self._broken[name] = str(refusal)
                 except DeviceError as error:
                     notes.append(f"no {name}: {error.what}")

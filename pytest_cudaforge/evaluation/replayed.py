@@ -26,11 +26,12 @@ __all__ = ["Refused", "Replayed"]
 
 
 class Refused(Exception):
-    """This rung could not be reached; the text says why. ``lasting``: nor will it be for another candidate."""
+    """This rung could not be reached; the text says why. ``lasting``: nor will it be for another candidate.
+    ``stuck``: it was ended at its limit, by its own fault or because the candidate is slow."""
 
-    def __init__(self, reason: str, *, lasting: bool = False) -> None:
+    def __init__(self, reason: str, *, lasting: bool = False, stuck: bool = False) -> None:
         super().__init__(reason)
-        self.lasting = lasting
+        self.lasting, self.stuck = lasting, stuck
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Replayed:
         except OSError as error:
             raise Refused(f"{Path(argv[0]).name} could not be started: {error}", lasting=True) from error
         if status is None:
-            raise Refused(f"{Path(argv[0]).name} was ended after {limit_s:.0f} s")
+            raise Refused(f"{Path(argv[0]).name} was ended after {limit_s:.0f} s", stuck=True)
         told = outcome_of(outcome)
         if not told.get("done"):
             raise Refused(str(told.get("error") or "the replay did not come to its end"))

@@ -93,7 +93,6 @@ def _stands_below(profile: Profile) -> None:
         (f"cat <<'END'\n{REFUSED}END\nexit 1", "ERR_NVGPUCTRPERM: this user may not read"),
         ("echo '==ERROR== Something that nobody foresaw'; exit 3", "Something that nobody foresaw"),
         ("head -c 20000 /dev/urandom; exit 0", "the replay did not come to its end"),
-        ("sleep 600", "ncu was ended after 1 s"),
         # It says that it profiled, and what it prints is none of its pages.
         (
             'for last; do :; done; case "$*" in *"--import "*) head -c 9999 /dev/urandom;; *) '
@@ -103,14 +102,8 @@ def _stands_below(profile: Profile) -> None:
     ],
 )
 def test_a_broken_ncu_leaves_a_lower_rung_and_a_note(
-    call: tuple[ProfiledCall, OracleClient],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    words: str,
+    call: tuple[ProfiledCall, OracleClient], tmp_path: Path, script: str, words: str
 ) -> None:
-    if "sleep" in script:
-        monkeypatch.setattr(counter_profiling, "_RUN_S", {"quick": 1.0, "full": 1.0})
     profile, _ = _profile(call, tmp_path, script)
     _stands_below(profile)
     assert profile.notes[0].startswith("no Nsight Compute: ") and words in profile.notes[0]
@@ -159,3 +152,15 @@ def test_an_unknown_metric_is_left_out_and_the_run_goes_on(
     assert full.rung == "ncu" and full.rules and full.report != profile.report
     # What the device lacks is known by now: nothing was refused and asked again.
     assert asked.read_text() == "x\nx\n"
+
+
+def test_a_profiler_that_hangs_is_left_alone(
+    call: tuple[ProfiledCall, OracleClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counter_profiling, "_RUN_S", {"quick": 1.0, "full": 1.0})
+    asked = tmp_path / "asked"
+    first, profiler = _profile(call, tmp_path, f"echo x >> {asked}; sleep 600")
+    _stands_below(first)
+    again = [profiler.profile(call[0], "quick") for _ in range(3)]
+    assert asked.read_text() == "x\nx\n"
+    assert all("ncu was ended after 1 s" in profile.notes[0] for profile in again)
