@@ -37,10 +37,10 @@ RESAMPLES = 2000
 #: Ratios this near to 1 are "same": less than anybody would change a kernel for, more than layout noise.
 MARGIN = 0.005
 SAME_WITHIN = 0.02
-#: ``placement_ns`` of :func:`ratio_of` for cold calls on a GPU. One H200: of a 6.5 us call the medians of processes side
-#: by side differ by 1.3 to 1.6 % (standard deviation), all through their lives. Within a process other buffers or another
-#: stream move it by 0.7 %, new events or a new copy of the code by nothing. A/A ratios of two processes each had a
-#: standard deviation of 2.0 %; at 70 and at 270 us of 0.2 % and less.
+#: ``placement_ns`` of :func:`ratio_of` for cold calls on a GPU. One H200: of a 6.5 us call the medians of processes
+#: side by side differ by 1.3 to 1.6 % (standard deviation), all through their lives. Within a process other buffers or
+#: another stream move it by 0.7 %, new events or a new copy of the code by nothing. A/A ratios of two processes each
+#: had a standard deviation of 2.0 %; at 70 and at 270 us of 0.2 % and less.
 GPU_PLACEMENT_NS = 120.0
 #: A baseline slower than alone by more than this (beyond both spreads) throws the sitting away.
 DISTURBANCE = 0.03
