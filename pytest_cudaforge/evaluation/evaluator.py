@@ -133,8 +133,10 @@ class Evaluator:
     def __init__(self, settings: EvaluatorSettings) -> None:
         if settings.trials < 1:
             raise ConfigError(f"trials = {settings.trials}", expected="at least 1")
+        self.kind, index = hardware.parse_device(settings.device)
+        # torch wants the index said.
+        settings = replace(settings, device="cpu" if self.kind == "cpu" else f"cuda:{index}")
         self.settings = settings
-        self.kind, _ = hardware.parse_device(settings.device)
         self._threads = _thread_policy() if self.kind == "cpu" else ()
         self.oracle = OracleClient(
             settings.device,
@@ -811,7 +813,8 @@ class _Attempt:
             raise Refusal(Status.REJECTED, f"{product.workload.name}: the clock gave no usable block")
         self._foreign = max(self._foreign, max(block.foreign for block in blocks))
         bound_ns = host._roofline_ns(product.workload, self.facts.precision, rotation.frames)
-        summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns)
+        placement_ns = statistics.GPU_PLACEMENT_NS if host.kind == "cuda" else 0.0
+        summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns, placement_ns)
         summary = replace(summary, host=sitting.host)
         summary = replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary
         return summary, sitting.crowded
