@@ -6,6 +6,7 @@ alike on every rung; what only the compiler tells begins with ``static__``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from pytest_cudaforge.evaluation.building import Product
@@ -75,6 +76,10 @@ def _occupancy(
 ) -> Iterator[Figure]:
     if device.kind != "cuda":
         return
+    yield "launch__grid_size", float(math.prod(grid)), ""
+    yield "launch__block_size", float(math.prod(block)), ""
+    if device.sm_count:
+        yield "device__attribute_multiprocessor_count", float(device.sm_count), ""
     yield "launch__shared_mem_per_block_dynamic", float(dynamic_bytes), "byte/block"
     shared_bytes = dynamic_bytes + (resources.static_shared_bytes or 0)
     found = theoretical(device, grid, block, resources.registers, shared_bytes)
@@ -122,6 +127,8 @@ def static_facts(
             ("launches", float(len(main.launches)), ""),
             ("library_calls", float(len(main.library_calls)), ""),
         ]
+        if min_bytes:
+            facts.append(("derived__plan_bytes_by_minimal", _plan_bytes(main) / min_bytes, ""))
     if min_bytes:
         facts.append(("arithmetic_intensity", workload.flops / min_bytes, "FLOP/byte"))
     if device.bandwidth_bytes_per_s:

@@ -61,6 +61,8 @@ _SHORT_NS = 3000.0
 #: Bytes moved by bytes needed from which on they are too many.
 _REDUNDANT = 1.5
 _LOW_OCCUPANCY = 40.0
+#: Of a thread, where their traffic was not measured.
+_SPILLED_BYTES = 64.0
 _STALL = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
 
 
@@ -155,6 +157,7 @@ CONFLICTS = "derived__shared_bank_conflicts_share"
 LOAD_USE = "derived__global_load_sector_use"
 STORE_USE = "derived__global_store_sector_use"
 REDUNDANCY = "derived__dram_bytes_by_minimal"
+PLANNED = "derived__plan_bytes_by_minimal"
 ISSUE = "smsp__issue_active.avg.per_cycle_active"
 
 
@@ -164,7 +167,7 @@ def _bound(seen: _Seen) -> tuple[Bound, tuple[str, ...]]:
         found = test(seen)
         if found is not None:
             return found
-    return "unknown", (DURATION, DRAM, SM)
+    return "unknown", (DURATION, "speed_of_light", "arithmetic_intensity")
 
 
 def _tiny_grid(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
@@ -183,7 +186,8 @@ def _launch(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
 
 def _spills(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     # A few spilled bytes outside of loops cost nothing: it is their traffic that counts, where it was measured.
-    if seen.get(SPILLED) and seen.get(LOCAL_SHARE, 100.0) >= 10.0:
+    spilled = seen.get(LOCAL_SHARE) >= 10.0 if seen.has(LOCAL_SHARE) else seen.get(SPILLED) >= _SPILLED_BYTES
+    if seen.get(SPILLED) and spilled:
         return "register spills", (SPILLED, LOCAL_SHARE, "launch__registers_per_thread")
     return None
 
@@ -209,6 +213,9 @@ def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     # Bytes that stay in the L2 between two kernels cost less, but are no more needed.
     if seen.get(REDUNDANCY) >= _REDUNDANT and max(seen.get(DRAM), seen.get(L2)) >= seen.get(SM):
         return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
+    # Where nothing was counted, the plan tells of buffers between its kernels (on a CPU caches take them).
+    if not seen.has(DRAM) and seen.has(GRID) and seen.get(PLANNED) >= _REDUNDANT and seen.get("scratch_bytes"):
+        return "redundant global traffic", (PLANNED, "scratch_bytes", "minimal_bytes")
     return None
 
 

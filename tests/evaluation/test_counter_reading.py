@@ -106,6 +106,13 @@ def test_the_evidence_page_names_bound_and_line(fault: Fault) -> None:
     assert int(hot.partition(" ")[0].partition(":")[2]) in fault.lines
 
 
+@pytest.mark.parametrize(
+    "fault", [f for f in FAULTS if f.name in ("spilling", "lonely", "travelling")], ids=lambda f: f.name
+)
+def test_what_binary_and_plan_tell_is_told_without_counters(fault: Fault) -> None:
+    assert {found.bound for found in diagnose(static_profile(_call(fault), "quick"))} == {fault.bound}
+
+
 def test_figures_are_what_the_page_says() -> None:
     profile = _profile("conflicting")
     (kernel,) = profile.kernels
