@@ -13,7 +13,7 @@ from flow_records import make_facts, make_round, make_target
 
 from pytest_cudaforge.errors import PublishError
 from pytest_cudaforge.publishing import Published, commit_branch, publish
-from pytest_cudaforge.records import Isolation, Trace
+from pytest_cudaforge.records import Isolation, Profile, Trace
 from pytest_cudaforge.runtime.manifest import Manifest
 
 
@@ -70,6 +70,21 @@ def test_a_winner_is_published_as_files_and_manifest(tmp_path: Path) -> None:
     assert entry == item.entry
     assert entry.sources(tmp_path / "forged" / "manifest.json")["kernel.cpp"] == "// fast\n"
     assert (entry.arch, entry.workloads[0].speedup_eager, entry.torch) == ("cpu", 2.0, "2.13.0")
+
+
+def test_a_profile_is_published_without_the_paths_of_this_machine(tmp_path: Path) -> None:
+    trace = winning_trace()
+    assert trace.final is not None
+    profile = Profile("ncu", "full", trace.final.candidate, "default", report=str(tmp_path / "profile.ncu-rep"))
+    target, trace = make_target(tmp_path), replace(trace, final=replace(trace.final, profile=profile))
+    publish(trace, target, make_facts(target), tmp_path / "forged")
+    folder = tmp_path / "forged" / target.slug / "cpu"
+    assert json.loads((folder / "evaluation.json").read_text())["profile"]["rung"] == "ncu"
+    assert not [path for path in folder.iterdir() if "profile.ncu-rep" in path.read_text()]
+    assert (
+        "(rounds.svg)" in (folder / "report.md").read_text()
+        and "hardware counters" in (folder / "report.md").read_text()
+    )
 
 
 def test_without_a_winner_nothing_is_published(tmp_path: Path) -> None:
