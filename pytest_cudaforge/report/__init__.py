@@ -1,1 +1,1 @@
-"""What a run found, from one model of rows (``rows``): markdown per target, a summary, versioned JSON."""
+"""What a run found, from one model of rows: the page of the run, markdown per target, a summary, versioned JSON."""

@@ -10,10 +10,8 @@ import importlib.resources
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_cudaforge import durable
-from pytest_cudaforge.errors import UsageError
-from pytest_cudaforge.records import Trace
-from pytest_cudaforge.report import amounts, svg
+from pytest_cudaforge.records import Outcome, Trace
+from pytest_cudaforge.report import amounts, files, svg
 from pytest_cudaforge.report.html_target import target_section
 from pytest_cudaforge.report.html_words import badge, definitions, table, tiles
 from pytest_cudaforge.report.markup import Markup, joined, tag
@@ -21,8 +19,8 @@ from pytest_cudaforge.report.rows import Row, Totals, rows
 
 __all__ = ["document", "write"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_MANY = 1
+_SHADES: Mapping[Outcome, str] = {"forged": "good", "failed": "bad", "error": "bad"}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def document(
@@ -54,7 +52,7 @@ def document(
             [tag("p", note) for note in notes],
             _contents(lines),
             _overview(lines),
-            [target_section(f"t{index}", trace, line) for index, (trace, line) in enumerate(_paired(traces, lines))],
+            [target_section(f"t{index}", trace, lines[index]) for index, trace in enumerate(traces)],
             _environment(environment or {}),
         ),
         tag("footer", "Written by pytest-cudaforge. Speedups: median over paired blocks of baseline ÷ kernel."),
@@ -62,19 +60,9 @@ def document(
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
-def write(path: Path, page: str, option: str = "--forge-html") -> None:
-    """Write atomically. Raises :class:`UsageError`, naming ``option``, where the path cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write_file(path, page)
-    except OSError as error:
-        raise UsageError(
-            f"{option}: {path} cannot be written: {error.strerror or error}", remedy="give another file"
-        ) from error
-
-
-def _paired(traces: Sequence[Trace], lines: Sequence[Row]) -> list[tuple[Trace, Row]]:
-    return list(zip(traces, lines, strict=True))
+def write(path: Path, page: str) -> None:
+    """Raises :class:`UsageError` where the path cannot be written."""
+    files.write(path, page, "--forge-html")
 
 
 def _style() -> str:
@@ -101,7 +89,7 @@ def _tiles(total: Totals) -> Markup:
 
 
 def _contents(lines: Sequence[Row]) -> Markup | None:
-    if len(lines) <= _MANY:
+    if len(lines) < 2:
         return None
     entries = [tag("li", tag("a", _name(line), href=f"#t{index}")) for index, line in enumerate(lines)]
     return tag("nav", tag("h3", "Targets"), tag("ol", entries), aria_label="Targets")
@@ -112,7 +100,7 @@ def _overview(lines: Sequence[Row]) -> Markup:
     cells = [
         (
             tag("a", _name(line), href=f"#t{index}"),
-            badge(outcome_words(line.outcome), _shade(line.outcome)),
+            badge(line.outcome.replace("_", " "), _SHADES.get(line.outcome, "calm")),
             amounts.times(line.speedup_eager),
             amounts.times(line.speedup_compile),
             amounts.percent(line.sol_percent if line.outcome == "forged" else line.sol_percent_eager),
@@ -123,15 +111,6 @@ def _overview(lines: Sequence[Row]) -> Markup:
         for index, line in enumerate(lines)
     ]
     return joined(tag("h3", "Overview"), table(header, cells) if cells else tag("p", "There is nothing to show."))
-
-
-def outcome_words(outcome: str) -> str:
-    return outcome.replace("_", " ")
-
-
-def _shade(outcome: str) -> str:
-    shades: Mapping[str, str] = {"forged": "good", "failed": "bad", "error": "bad"}
-    return shades.get(outcome, "calm")
 
 
 def _name(line: Row) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_cudaforge import durable
-from pytest_cudaforge.errors import UsageError
 from pytest_cudaforge.records import Round, Trace, to_json
+from pytest_cudaforge.report import files
 from pytest_cudaforge.report.rows import Totals, row
 from pytest_cudaforge.report.standings import standings
 
@@ -36,16 +35,8 @@ def document(
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
-    """Write atomically. Raises :class:`UsageError` where the path given by the user cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        # An unpaired surrogate that a tool's output held stays what it is, as JSON's own escape.
-        durable.write_file(path, text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UsageError(
-            f"--forge-json: {path} cannot be written: {error.strerror or error}", remedy="give another file"
-        ) from error
+    """Raises :class:`UsageError` where the path given by the user cannot be written."""
+    files.write(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "--forge-json")
 
 
 def _target(trace: Trace) -> dict[str, Any]:
