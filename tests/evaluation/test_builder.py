@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -54,6 +55,17 @@ def test_a_plan_is_traced(servers: ForkServers) -> None:
     traced = servers.builder().trace(PLAN, SIGNATURE)
     assert [launch.kernel for launch in traced.main.launches] == ["add"]
     assert traced.main.launches[0].args[3] == 32 and traced.prepare is None
+
+
+def test_instructions_are_led_back_to_lines_in_the_sandbox(servers: ForkServers) -> None:
+    source = "void f(float* x) {\n  for (int i = 0; i < 64; ++i)\n    x[i] = x[i] * 2.0f + 1.0f;\n}\n"
+    builder = servers.builder()
+    binary = builder.compile("cpp", source, Unit((), ("f",)), "cpu", lineinfo=True)
+    assert "kernel.cpp:2: loop vectorized" in binary.log
+    found = builder.places(binary, range(0x1000, 0x1400))
+    assert len(found) == 0x400 and any(place.line == 3 and place.instruction for place in found)
+    junk = builder.places(dataclasses.replace(binary, code=b"\x7fELF" + b"\xff" * 4000), [64, 128])
+    assert [place.line for place in junk] == [None, None]
 
 
 def test_a_plan_with_library_calls_is_traced_with_torch(servers: ForkServers) -> None:

@@ -78,6 +78,22 @@ def test_a_clean_phase_forgets_static_state(servers: ForkServers) -> None:
         assert act.run()[0] == 1
 
 
+def test_parallel_regions_get_the_threads_they_are_told(servers: ForkServers) -> None:
+    source = """
+    int team = 0;
+    #pragma omp parallel
+    {
+      #pragma omp atomic
+      team++;
+    }
+    out[0] = team;
+    """
+    with started(servers, compile_act(servers, source)) as act:
+        for count in (1, 3, 2):
+            act.worker.set_threads(count)
+            assert act.run()[0] == count
+
+
 def test_prepare_runs_its_own_plan(servers: ForkServers, double: tuple[Binary, ...]) -> None:
     main = plan_of_act().main
     state = Buffer("state", main.buffers[0].spec, "weight")
