@@ -18,7 +18,7 @@ __all__ = ["Attempt", "fingerprint", "gain_of", "remember", "render", "repeated"
 
 #: Less than this is nothing: two sittings on one machine differ by as much.
 NOTHING_GAINED = 1.02
-_METHOD_CHARACTERS = 300
+_METHOD_CHARACTERS = 200
 #: From this share of common words on, two ideas are one in other words.
 _ALIKE = 0.6
 
@@ -69,10 +69,13 @@ def render(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _line(attempt: Attempt) -> str:
+    """What came of it first: the end of a long method may be cut off."""
     place = f" in {attempt.place}" if attempt.place else ""
-    expected = "" if attempt.expected is None else f"expected {attempt.expected:.3g}x, "
-    method = sheets.shorten(" ".join(attempt.method.split()), _METHOD_CHARACTERS).replace("\n", " ")
-    return f"- round {attempt.number}, from round {attempt.parent}{place}: {method} -> {expected}{attempt.outcome}"
+    expected = "" if attempt.expected is None else f", expected {attempt.expected:.3g}x"
+    method = " ".join(attempt.method.split())
+    if len(method) > _METHOD_CHARACTERS:
+        method = method[:_METHOD_CHARACTERS].rpartition(" ")[0] + "..."
+    return f"- round {attempt.number}, from round {attempt.parent}{place}{expected}: {attempt.outcome} <- {method}"
 
 
 def _attempt(turn: Round, rounds: Sequence[Round]) -> Attempt:

@@ -26,7 +26,7 @@ def test_an_attempt_holds_method_place_expected_and_measured() -> None:
     assert found.measured == pytest.approx(1.25)
     assert not found.failed
     assert attempts.render([found]) == [
-        "- round 2, from round 1 in f: fuse -> expected 1.3x, measured 1.25x of round 1, 160 us"
+        "- round 2, from round 1 in f, expected 1.3x: measured 1.25x of round 1, 160 us <- fuse"
     ]
 
 
@@ -37,7 +37,7 @@ def test_one_sitting_decides_over_two() -> None:
     raced = dataclasses.replace(turn, evaluation=dataclasses.replace(turn.evaluation, timing=timing))
     (found,) = attempts.remember([FIRST, raced])
     assert (found.measured, found.failed) == (0.98, True)
-    assert attempts.render([found])[0].endswith("measured 0.98x of round 1, 160 us, it brought nothing")
+    assert attempts.render([found])[0].endswith("measured 0.98x of round 1, 160 us, it brought nothing <- fuse")
 
 
 def test_what_broke_and_was_mended_counts_as_what_was_mended() -> None:
@@ -103,5 +103,6 @@ def test_another_number_is_another_idea() -> None:
 
 def test_long_methods_are_cut() -> None:
     (line,) = attempts.render(attempts.remember([FIRST, tried(2, 1e5, "very " * 1000 + "\n```")]))
-    assert len(line) < 600
+    assert len(line) < 320
+    assert "measured 2x of round 1" in line and line.endswith("very...")
     assert "\n" not in line
