@@ -200,8 +200,19 @@ def _conflicts(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     return None
 
 
+#: Sectors that loads, and that stores move; so large a share of all of them counts.
+_SECTORS = {
+    LOAD_USE: "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    STORE_USE: "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+}
+_MANY = 0.2
+
+
 def _uncoalesced(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
-    worst = min((LOAD_USE, STORE_USE), key=lambda name: seen.get(name, 100.0))
+    total = sum(map(seen.get, _SECTORS.values()))
+    # One block's one result in a sector of its own is nobody's bottleneck.
+    counting = [use for use, sectors in _SECTORS.items() if not total or seen.get(sectors) >= _MANY * total]
+    worst = min(counting, key=lambda name: seen.get(name, 100.0))
     busy = max(seen.get(DRAM), seen.get(L1), seen.get(L2)) >= _HIGH
     waiting = seen.stall("long_scoreboard", "lg_throttle", "drain") >= 30.0
     if seen.get(worst, 100.0) <= 50.0 and (busy or waiting):

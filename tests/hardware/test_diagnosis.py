@@ -9,6 +9,7 @@ from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel
 
 STALL = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
+LOADED, STORED = (f"l1tex__t_sectors_pipe_lsu_mem_global_op_{way}.sum" for way in ("ld", "st"))
 BUSY = {diagnosis.DURATION: 50_000.0, diagnosis.GRID: 4096.0, diagnosis.SM_COUNT: 132.0}
 
 
@@ -36,6 +37,11 @@ def _profile(metrics: dict[str, float], facts: dict[str, float], lines: tuple[Ho
         ({diagnosis.LOAD_USE: 12.5, diagnosis.DRAM: 80.0}, "uncoalesced access", diagnosis.LOAD_USE),
         ({diagnosis.LOAD_USE: 100.0, diagnosis.STORE_USE: 12.5, diagnosis.L1: 80.0}, "uncoalesced access",
          diagnosis.STORE_USE),
+        (
+            {diagnosis.LOAD_USE: 100.0, diagnosis.STORE_USE: 18.8, diagnosis.DRAM: 84.8, LOADED: 8.2e6, STORED: 4096.0},
+            "memory bandwidth",
+            diagnosis.DRAM,
+        ),
         ({diagnosis.SM: 85.0, diagnosis.DRAM: 20.0}, "compute", diagnosis.SM),
         ({diagnosis.SM: 30.0, diagnosis.DRAM: 91.0}, "memory bandwidth", diagnosis.DRAM),
         ({diagnosis.L2: 75.0, diagnosis.DRAM: 20.0}, "cache bandwidth", diagnosis.L2),
