@@ -4,7 +4,7 @@
 
     forged/
         manifest.json
-        scale-3f9a1c/cpu/{kernel.cpp, plan.py, evaluation.json, report.md, rounds.svg}
+        scale-3f9a1c/cpu/{kernel.cpp, plan.py, evaluation.json, report.md, report.svg}
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from pytest_cudaforge.languages import DEVICE_LANGUAGES, Binary
 from pytest_cudaforge.languages.cache import BuildCache
 from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, binary_digest, encode_binaries
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
-from pytest_cudaforge.report import markdown, svg
-from pytest_cudaforge.report.rows import round_row
+from pytest_cudaforge.report import markdown, pictures
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["MANIFEST", "Commit", "Published", "check_branch", "commit_branch", "publish", "refusal"]
 
 MANIFEST = "manifest.json"
-PICTURE = "rounds.svg"
+PICTURE = "report.svg"
 _IDENTITY = ("pytest-cudaforge", "pytest-cudaforge@localhost")
 
 
@@ -97,8 +96,8 @@ def _public(final: Evaluation) -> Evaluation:
 
 
 def _told(trace: Trace) -> dict[str, str]:
-    """The readable report, and its rounds as a picture that a pull request shows."""
-    picture = svg.rounds([round_row(entry) for entry in trace.rounds], trace.winner)
+    """The readable report, and a picture of it that a pull request shows."""
+    picture = pictures.summary(trace)
     if picture is None:
         return {"report.md": markdown.report(trace)}
     return {"report.md": markdown.report(trace, picture=PICTURE), PICTURE: picture.standalone()}

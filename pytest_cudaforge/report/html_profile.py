@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Profile
-from pytest_cudaforge.report import amounts, svg
+from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.html_words import bullets, cut, figure, folded, table
 from pytest_cudaforge.report.markup import Markup, joined, tag
-from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, kernel_rows, metric_rows
+from pytest_cudaforge.report.pictures import time_by_kernel
+from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, metric_rows
 
 __all__ = ["profile_part"]
 
@@ -23,7 +24,7 @@ def profile_part(found: Profiles | None) -> Markup | None:
         bullets(profile.notes),
         _bounds(profile),
         figure(
-            _time_by_kernel(profile), "Time by kernel, under the profiler: a share of the call, not the verdict's time."
+            time_by_kernel(profile), "Time by kernel, under the profiler: a share of the call, not the verdict's time."
         ),
         _metrics(found),
         _rules(profile),
@@ -45,29 +46,6 @@ def _bounds(profile: Profile) -> Markup | None:
         for found in diagnose(profile)
         if found.bound != "unknown"
     )
-
-
-def _time_by_kernel(profile: Profile) -> svg.Picture | None:
-    lines = [line for line in kernel_rows(profile) if line.duration_ns is not None]
-    shown = [
-        svg.Bar(
-            line.function,
-            line.duration_ns or 0.0,
-            ", ".join(
-                part
-                for part in (
-                    amounts.percent(line.share and 100 * line.share),
-                    amounts.nanoseconds(line.duration_ns),
-                    "" if line.launches == 1 else f"{line.launches} launches",
-                    "" if line.own else "library",
-                )
-                if part
-            ),
-            "one" if line.own else "library",
-        )
-        for line in lines[:24]
-    ]
-    return svg.bars("Time by kernel", shown)
 
 
 def _metrics(found: Profiles) -> Markup | None:

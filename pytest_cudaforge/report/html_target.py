@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from pytest_cudaforge.records import CaseResult, Evaluation, Round, Timing, Trace, Verification
-from pytest_cudaforge.report import amounts, svg
+from pytest_cudaforge.report import amounts, pictures, svg
 from pytest_cudaforge.report.escaping import one_line
 from pytest_cudaforge.report.html_profile import profile_part
 from pytest_cudaforge.report.html_words import badge, bullets, cut, definitions, figure, folded, meter, table, tiles
@@ -91,9 +91,7 @@ def _rounds(trace: Trace) -> Markup | None:
     best = next((index for index, line in enumerate(lines) if line.number == trace.winner), None)
     return joined(
         tag("h3", "Rounds"),
-        figure(
-            svg.rounds(lines, trace.winner), "Speedup by round, as measured in that round; a star marks the winner."
-        ),
+        figure(pictures.rounds(trace), "Speedup by round, as measured in that round; a star marks the winner."),
         table(header, cells, best=best),
         _logs(trace.rounds),
     )
@@ -114,11 +112,11 @@ def _logs(entries: Sequence[Round]) -> list[Markup]:
 def _speed(trace: Trace) -> Markup | None:
     near, device = standings(trace), trace.hardware
     timing = trace.final.timing if trace.final is not None else None
-    pictures = [figure(svg.standing_bars(near), "The roofline's time ÷ the measured time.")]
+    shown = [figure(svg.standing_bars(near), "The roofline's time ÷ the measured time.")]
     if device is not None:
         roofline = svg.rooflines(near, device.bandwidth_bytes_per_s, device.peak_flops)
-        pictures.append(figure(roofline, "Under the device's measured ceilings."))
-    if timing is None and not any(pictures):
+        shown.append(figure(roofline, "Under the device's measured ceilings."))
+    if timing is None and not any(shown):
         return None
     over = any(entry.sol_percent > 105 for entry in near)
     note = (
@@ -127,7 +125,7 @@ def _speed(trace: Trace) -> Markup | None:
     return joined(
         tag("h3", "Speed"),
         _times(timing) if timing is not None else None,
-        tag("div", pictures, class_="pictures"),
+        tag("div", shown, class_="pictures"),
         tag("p", note + "measured too low.", class_="faint") if over else None,
     )
 

@@ -50,15 +50,16 @@ def fence(text: str, language: str = "") -> str:
 def report(trace: Trace, *, picture: str = "") -> str:
     """The readable report of one target: outcome, speedups, profile, accuracy, isolation, rounds, the Judge's trail.
 
-    ``picture``: a file beside the report that shows its rounds.
+    ``picture``: a file beside the report that shows the most of it at a glance.
     """
     parts = [f"# {escape(trace.target)} ({trace.language})", _headline(trace)]
+    parts += [f"![Speedup by round, roofline, time by kernel]({picture})"] if picture else []
     if trace.final is not None:
         parts += [_speedups(trace.final)]
     parts += [_standing(trace), _profile(profiles(trace))]
     if trace.final is not None:
         parts += [_accuracy(trace.final), _kernels(trace.final), _isolation(trace.final)]
-    parts += [_rounds(trace.rounds, picture), _trail(advice(trace.rounds)), _logs(trace.rounds), _cost(trace)]
+    parts += [_rounds(trace.rounds), _trail(advice(trace.rounds)), _logs(trace.rounds), _cost(trace)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -284,14 +285,13 @@ def _isolation(final: Evaluation) -> str:
 # -- the rounds ------------------------------------------------------------------------------------------------------
 
 
-def _rounds(entries: Sequence[Round], picture: str) -> str:
+def _rounds(entries: Sequence[Round]) -> str:
     if not entries:
         return ""
     lines = [round_row(entry) for entry in entries]
     replayed = any(line.recorded_status for line in lines)
     header = ("round", "kind", "from", "status", *(("recorded",) if replayed else ()), "vs eager", "vs compile", "note")
-    shown = f"![Speedup by round]({picture})\n\n" if picture else ""
-    return f"## Rounds\n\n{shown}{_table(header, [_round_cells(line, replayed) for line in lines])}"
+    return f"## Rounds\n\n{_table(header, [_round_cells(line, replayed) for line in lines])}"
 
 
 def _round_cells(line: RoundRow, replayed: bool) -> tuple[str, ...]:

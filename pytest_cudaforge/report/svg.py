@@ -15,7 +15,7 @@ from pytest_cudaforge.report.markup import Markup, Part, joined, tag
 from pytest_cudaforge.report.rows import RoundRow
 from pytest_cudaforge.report.standings import Standing
 
-__all__ = ["COLOURS", "Bar", "Picture", "bars", "rooflines", "rounds", "standing_bars"]
+__all__ = ["COLOURS", "Bar", "Picture", "bars", "rooflines", "rounds", "stacked", "standing_bars"]
 
 #: Custom properties, light and dark; the page declares the same ones.
 COLOURS = """
@@ -61,6 +61,17 @@ class Picture:
     def _attributes(self) -> dict[str, str | int]:
         box = f"0 0 {self.width} {self.height}"
         return {"viewBox": box, "width": self.width, "height": self.height, "class_": "pic", "role": "img"}
+
+
+def stacked(title: str, parts: Iterable[tuple[str, Picture | None]]) -> Picture | None:
+    """One picture of several, each below its heading; None where there is none."""
+    shown = [(heading, picture) for heading, picture in parts if picture is not None]
+    body, y, width = [], 0, 0
+    for heading, picture in shown:
+        body.append(tag("text", heading, x=4, y=y + 18, class_="strong"))
+        body.append(tag("g", picture.body, transform=f"translate(0,{y + 28})"))
+        y, width = y + 28 + picture.height + 10, max(width, picture.width)
+    return Picture(title, width, y, joined(body)) if shown else None
 
 
 # -- speedup by round ------------------------------------------------------------------------------------------------

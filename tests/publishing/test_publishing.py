@@ -63,7 +63,7 @@ def test_a_winner_is_published_as_files_and_manifest(tmp_path: Path) -> None:
         "plan.py",
         "evaluation.json",
         "report.md",
-        "rounds.svg",
+        "report.svg",
     }
     assert json.loads((folder / "evaluation.json").read_text())["status"] == "PASSED"
     entry = Manifest.load(tmp_path / "forged" / "manifest.json").entries[0]
@@ -82,7 +82,7 @@ def test_a_profile_is_published_without_the_paths_of_this_machine(tmp_path: Path
     assert json.loads((folder / "evaluation.json").read_text())["profile"]["rung"] == "ncu"
     assert not [path for path in folder.iterdir() if "profile.ncu-rep" in path.read_text()]
     assert (
-        "(rounds.svg)" in (folder / "report.md").read_text()
+        "(report.svg)" in (folder / "report.md").read_text()
         and "hardware counters" in (folder / "report.md").read_text()
     )
 
@@ -129,7 +129,7 @@ def test_the_branch_gets_the_files_and_the_user_keeps_everything(repo: Path) -> 
         "forged/manifest.json",
         *(
             f"forged/{slug}/cpu/{name}"
-            for name in ("kernel.cpp", "plan.py", "evaluation.json", "report.md", "rounds.svg")
+            for name in ("kernel.cpp", "plan.py", "evaluation.json", "report.md", "report.svg")
         ),
     }
     assert git(repo, "show", "forge/kernels:layers.py") == "class Scale: ...\n", "dirt is not committed"

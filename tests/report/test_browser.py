@@ -12,8 +12,8 @@ import pytest
 from report_records import hostile_trace, rich_trace
 
 from pytest_cudaforge.records import Usage
-from pytest_cudaforge.report import html, svg
-from pytest_cudaforge.report.rows import round_row, totals
+from pytest_cudaforge.report import html, pictures, svg
+from pytest_cudaforge.report.rows import totals
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -89,8 +89,7 @@ def test_the_page_is_drawn_in_the_dark(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_drawn_on_its_own(tmp_path: Path) -> None:
-    trace = rich_trace()
-    picture = svg.rounds([round_row(entry) for entry in trace.rounds], trace.winner)
+    picture = pictures.summary(rich_trace())
     assert picture is not None
-    rows = shot(tmp_path, "rounds.svg", picture.standalone())
+    rows = shot(tmp_path, "report.svg", picture.standalone())
     assert {of("light", name) for name in ("ground", "one", "bad", "ink")} <= colours(rows)

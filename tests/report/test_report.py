@@ -86,7 +86,7 @@ def test_text_cannot_hide_or_turn_around() -> None:
 
 
 def test_a_profile_is_told_and_cannot_break_out() -> None:
-    text = markdown.report(rich_trace(), picture="rounds.svg")
+    text = markdown.report(rich_trace(), picture="report.svg")
     for part in (
         "## Profile",
         "hardware counters of the GPU",
@@ -94,7 +94,7 @@ def test_a_profile_is_told_and_cannot_break_out() -> None:
         "| void gemm<float>".replace("<", "&lt;"),
         "## Speed of light",
         "| default | round 3 | 0.50 µs | 0.20 µs | 40 % |",
-        "![Speedup by round](rounds.svg)",
+        "![Speedup by round, roofline, time by kernel](report.svg)",
         "| metric | round 2 | round 3 |",
         "| kernel.cpp:7 | 61% |",
         "estimated gain 31 %",

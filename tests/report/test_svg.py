@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 from flow_records import make_round
-from report_records import DEVICE, HOSTILE, rich_trace
+from report_records import DEVICE, HOSTILE, hostile_trace, rich_trace
 
 from pytest_cudaforge.records import Round, Status
-from pytest_cudaforge.report import svg
+from pytest_cudaforge.report import pictures, svg
 from pytest_cudaforge.report.rows import round_row
 from pytest_cudaforge.report.standings import Standing, standings
 
@@ -87,3 +87,16 @@ def test_the_roofline_needs_flops_and_a_bandwidth() -> None:
     assert svg.rooflines(near, None, ()) is None
     assert svg.rooflines([replace(entry, flops=0) for entry in near], 5e10, ()) is None
     assert svg.rooflines(near, 5e10, ()) is not None, "a device whose peaks are unknown"
+
+
+def test_one_picture_of_a_target_for_a_pull_request() -> None:
+    root = drawn(pictures.summary(rich_trace()))
+    wanted = {"Speedup by round", "Percent of the speed of light", "Time by kernel", "3★", "scale", "60 %, 3.75 µs"}
+    assert wanted <= set(texts(root))
+    assert len(pictures.summary(rich_trace()).standalone()) < 12_000  # type: ignore[union-attr]
+    nothing = replace(rich_trace(), rounds=(), final=None, baselines=())
+    assert pictures.summary(nothing) is None
+    attacked = drawn(pictures.summary(hostile_trace()))
+    assert {element.tag.removeprefix(SVG) for element in attacked.iter()} == {
+        element.tag.removeprefix(SVG) for element in root.iter()
+    }
