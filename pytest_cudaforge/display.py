@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from pytest_cudaforge.events import ForgeEvent
+from pytest_cudaforge.figures import show
+from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import CaseResult, Evaluation, Round, SanitizerReport, Timing, Trace, Usage
 from pytest_cudaforge.report.escaping import plain
+from pytest_cudaforge.report.profile_rows import profiles
 from pytest_cudaforge.report.rows import Totals, round_row, row, rows
 
 __all__ = [
@@ -78,12 +81,26 @@ def trace_text(traces: Sequence[Trace], *, failed: bool = False) -> str:
 def _one_trace(trace: Trace, failed: bool) -> str:
     lines = [f"{trace.target} ({trace.language}): {trace.outcome}" + (f": {trace.reason}" if trace.reason else "")]
     lines += round_table(trace.rounds, trace.winner)
+    lines += _bound_lines(trace)
     lines += [f"note: {note}" for note in trace.notes]
     verdicts = [entry.evaluation for entry in trace.rounds if entry.evaluation is not None]
     if failed and verdicts and not verdicts[-1].passed:
         lines += ["last verdict:", *("  " + line for line in evaluation_text(verdicts[-1]).splitlines())]
     lines += ["files:", *(f"  {name}" for name in trace.files)] if trace.files else []
     return "\n".join(lines)
+
+
+def _bound_lines(trace: Trace) -> list[str]:
+    """What holds back the kernels of the last candidate that was profiled, with the figures that show it."""
+    found = profiles(trace)
+    if found is None:
+        return []
+    bounds = [one for one in diagnose(found.after) if one.bound != "unknown"]
+    return [
+        f"profile of {found.after_name} ({found.after.rung}): {one.kernel}: {one.bound}: "
+        + ", ".join(f"{name} {show(value, unit)}" for name, value, unit in one.figures)
+        for one in bounds
+    ]
 
 
 def round_table(rounds: Sequence[Round], winner: int | None = None) -> list[str]:

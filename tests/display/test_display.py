@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_records import rich_trace
 from rich.console import Console
 
 from pytest_cudaforge.display import (
@@ -267,6 +268,12 @@ def test_how_near_the_roofline_is_shown_where_it_is_known() -> None:
     trace = Trace("a.py::A", "cpp", "forged", "", (won,), 1, won.evaluation)
     assert "87%" in round_table([won], 1)[1] and "87%" in summary_lines([trace], totals([trace], Usage(), 1.0))[1]
     assert "%" not in round_table([GOOD_ROUND])[1]
+
+
+def test_the_bound_of_a_profiled_winner_is_told() -> None:
+    text = trace_text([rich_trace()])
+    assert "profile of round 3 (ncu): scale: memory bandwidth: dram__throughput" in text and "80 %" in text
+    assert "profile of" not in trace_text([FORGED])
 
 
 def test_no_terminal_acts_on_what_a_model_or_a_candidate_wrote() -> None:
