@@ -8,7 +8,6 @@ hard size; what matters least is left out first, and the page says so.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -271,10 +270,10 @@ def _text(sections: Sequence[_Section], lines: Sequence[_Line], alive: set[int],
             body = fence("\n".join(shown), "text") if section.fenced else "\n".join(shown)
             parts.append(f"{section.title}\n{body}" if section.title else body)
     if dropped:
-        parts.append(f"Left out for want of room: {_left_out(dropped)}.")
+        parts.append(f"Left out for want of room, some of: {_left_out(dropped)}.")
     return "\n\n".join(parts)
 
 
 def _left_out(dropped: Sequence[_Line]) -> str:
-    counts = Counter(line.what for line in dropped)
-    return ", ".join(f"{what} ({count})" for what, count in sorted(counts.items()))
+    # Without counts: every number on the page stands in a record.
+    return ", ".join(sorted({line.what for line in dropped}))

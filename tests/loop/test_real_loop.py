@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from evidence_numbers import foreign
 
 from pytest_cudaforge import config as configs
 from pytest_cudaforge.chat.scripted import ScriptedModel
@@ -99,8 +100,10 @@ def test_from_a_marked_module_to_a_published_kernel(tmp_path: Path, evaluator: E
     page = model.requests[-2].messages[-1].content.partition("# Evidence")[2]
     assert "`peak_norm` (own)" in page and "workload default, of this very candidate" in page, page
     assert "kernel.cpp:" in page.partition("The compiler remarks:")[2], page
-    profiled = trace.rounds[2].evaluation.profile  # type: ignore[union-attr]
-    assert profiled is not None and profiled.candidate == trace.rounds[2].candidate.digest  # type: ignore[union-attr]
+    subject = trace.rounds[2].evaluation
+    assert subject is not None and subject.profile is not None
+    assert subject.profile.candidate == subject.candidate
+    assert foreign(page, subject) == [], "every number of the page stands in the stored evaluation and profile"
     if trace.outcome == "forged":
         assert trace.final is not None and trace.final.profile is not None and trace.final.profile.depth == "full"
         (entry,) = Manifest.load(tmp_path / "forged" / "manifest.json").entries
