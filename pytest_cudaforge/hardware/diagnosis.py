@@ -4,7 +4,8 @@ Each bound is shown by two or three figures that stand in the profile as they ar
 is made, see :mod:`hardware.derived`), so that whatever is cited can be looked up. Tests go from faults that hide
 everything else (a grid of a few blocks, spilled registers) to what is left when there is none (a full memory bus).
 Thresholds are those of Nsight Compute's own rules where it has one: 60 % of a unit's peak is "high", below it the
-kernel waits rather than works.
+kernel waits rather than works. A pattern (scattered accesses, spills, bank conflicts, round trips) is a bound only by
+what it costs: its share of a unit's work times how busy that unit is. A few bad accesses bound nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ BOUNDS: Mapping[str, str] = {
     "shared memory bank conflicts": "threads of a warp hit the same banks of shared memory and are served in turn",
     "uncoalesced access": "a warp's accesses to global memory are spread over many sectors, of which little is used",
     "redundant global traffic": "the call moves far more bytes through device memory than its inputs and outputs have",
-    "compute": "the arithmetic units are busy",
+    "compute": "the SMs' own pipelines are busy with instructions, memory is not",
     "memory bandwidth": "device memory is busy moving bytes that have to be moved",
-    "cache bandwidth": "the caches are busy, device memory is not",
+    "cache bandwidth": "caches or shared memory are busy, device memory is not",
     "occupancy": "too few warps fit on an SM to hide latency",
     "memory latency": "warps wait for loads from global memory, and no unit is busy",
     "synchronization": "warps wait for each other at barriers",
@@ -61,6 +62,10 @@ _SHORT_NS = 3000.0
 #: Bytes moved by bytes needed from which on they are too many.
 _REDUNDANT = 1.5
 _LOW_OCCUPANCY = 40.0
+#: In percent: what a pattern must cost of a unit's time to be the bound, and what is most of something.
+_COSTLY, _HALF = 25.0, 50.0
+#: A kernel that moves less of the call's bytes than this is not the one whose traffic is too much.
+_PART = 0.15
 #: Of a thread, where their traffic was not measured.
 _SPILLED_BYTES = 64.0
 _STALL = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
@@ -125,6 +130,11 @@ class _Seen:
     def figures(self, names: Sequence[str]) -> tuple[Figure, ...]:
         return tuple(self._figures[name] for name in names if name in self._figures)
 
+    @property
+    def memory_busy(self) -> float:
+        """How near the busiest part of the memory system is to its peak, in percent."""
+        return max(self.get(DRAM), self.get(L1), self.get(L2))
+
     def stall(self, *reasons: str) -> float:
         return sum(self.get(_STALL.format(reason)) for reason in reasons)
 
@@ -153,9 +163,10 @@ SM_COUNT = "device__attribute_multiprocessor_count"
 DURATION = "gpu__time_duration.sum"
 SPILLED = "static__spill_bytes_per_thread"
 LOCAL_SHARE = "derived__local_sectors_share"
-CONFLICTS = "derived__shared_bank_conflicts_share"
-LOAD_USE = "derived__global_load_sector_use"
-STORE_USE = "derived__global_store_sector_use"
+CONFLICTS = "derived__shared_conflict_cycles_share"
+EXCESS = "derived__global_excess_sectors_share"
+LOADS, STORES = "derived__global_load_sectors_per_request", "derived__global_store_sectors_per_request"
+READ, WRITTEN, MOVED = "dram__bytes_read.sum", "dram__bytes_write.sum", "dram_bytes"
 REDUNDANCY = "derived__dram_bytes_by_minimal"
 PLANNED = "derived__plan_bytes_by_minimal"
 ISSUE = "smsp__issue_active.avg.per_cycle_active"
@@ -186,43 +197,38 @@ def _launch(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
 
 def _spills(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     # A few spilled bytes outside of loops cost nothing: it is their traffic that counts, where it was measured.
-    spilled = seen.get(LOCAL_SHARE) >= 10.0 if seen.has(LOCAL_SHARE) else seen.get(SPILLED) >= _SPILLED_BYTES
-    if seen.get(SPILLED) and spilled:
+    if seen.has(LOCAL_SHARE):
+        costly = seen.get(LOCAL_SHARE) * seen.memory_busy / 100.0 >= _COSTLY or (
+            seen.get(LOCAL_SHARE) >= _HALF and seen.stall("lg_throttle", "long_scoreboard") >= _HALF
+        )
+    else:
+        costly = seen.get(SPILLED) >= _SPILLED_BYTES
+    if seen.get(SPILLED) and costly:
         return "register spills", (SPILLED, LOCAL_SHARE, "launch__registers_per_thread")
     return None
 
 
 def _conflicts(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
-    waiting = seen.stall("short_scoreboard", "mio_throttle")
-    if seen.get(CONFLICTS) >= 30.0 and (waiting >= 20.0 or seen.get(L1) >= _HIGH):
-        stall = max(("short_scoreboard", "mio_throttle"), key=lambda reason: seen.stall(reason))
-        return "shared memory bank conflicts", (CONFLICTS, _STALL.format(stall), L1)
-    return None
-
-
-#: Sectors that loads, and that stores move; so large a share of all of them counts.
-_SECTORS = {
-    LOAD_USE: "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    STORE_USE: "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-}
-_MANY = 0.2
+    if seen.get(CONFLICTS) < _COSTLY:
+        return None
+    stall = max(("short_scoreboard", "mio_throttle"), key=lambda reason: seen.stall(reason))
+    return "shared memory bank conflicts", (CONFLICTS, _STALL.format(stall), L1)
 
 
 def _uncoalesced(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
-    total = sum(map(seen.get, _SECTORS.values()))
-    # One block's one result in a sector of its own is nobody's bottleneck.
-    counting = [use for use, sectors in _SECTORS.items() if not total or seen.get(sectors) >= _MANY * total]
-    worst = min(counting, key=lambda name: seen.get(name, 100.0))
-    busy = max(seen.get(DRAM), seen.get(L1), seen.get(L2)) >= _HIGH
-    waiting = seen.stall("long_scoreboard", "lg_throttle", "drain") >= 30.0
-    if seen.get(worst, 100.0) <= 50.0 and (busy or waiting):
-        return "uncoalesced access", (worst, L2 if seen.get(L2) > seen.get(L1) else L1, DRAM)
-    return None
+    excess = seen.get(EXCESS)
+    waiting = seen.stall("long_scoreboard", "lg_throttle", "drain") >= _HALF
+    if excess * seen.memory_busy / 100.0 < _COSTLY and not (excess >= _HALF and waiting):
+        return None
+    worse = LOADS if seen.get(LOADS) >= seen.get(STORES) else STORES
+    return "uncoalesced access", (EXCESS, worse, max((L1, L2, DRAM), key=seen.get))
 
 
 def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    busy = max(seen.get(DRAM), seen.get(L2))
+    mine = seen.get(READ) + seen.get(WRITTEN) >= _PART * seen.get(MOVED)
     # Bytes that stay in the L2 between two kernels cost less, but are no more needed.
-    if seen.get(REDUNDANCY) >= _REDUNDANT and max(seen.get(DRAM), seen.get(L2)) >= seen.get(SM):
+    if seen.get(REDUNDANCY) >= _REDUNDANT and mine and busy >= max(seen.get(SM), _SHARED_HIGH):
         return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
     # Where nothing was counted, the plan tells of buffers between its kernels (on a CPU caches take them).
     if not seen.has(DRAM) and seen.has(GRID) and seen.get(PLANNED) >= _REDUNDANT and seen.get("scratch_bytes"):

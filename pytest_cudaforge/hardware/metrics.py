@@ -12,7 +12,7 @@ import hashlib
 import importlib.resources
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,34 +78,42 @@ def _table_digest() -> str:
 
 
 def derived(figures: Figures) -> Iterator[tuple[str, float, str]]:
-    """Ratios of one kernel's metrics, as (name, value, unit); those whose parts are missing are left out."""
+    """Ratios of one kernel's metrics, as (name, value, unit); those whose parts are missing are left out.
+
+    Shares say how much a pattern matters, not how bad it is where it occurs: of all global sectors those that a better
+    pattern would save, of all sectors those of local memory, of all cycles those in which shared memory serves again.
+    """
 
     def value(name: str) -> float | None:
         found = figures.get(name)
         return found[0] if found is not None else None
 
-    for name, direction in (("derived__global_load_sector_use", "ld"), ("derived__global_store_sector_use", "st")):
-        used = value(f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{direction}.pct")
-        if used:
-            yield name, used, "%"
+    sectors, ideal = value("memory_l2_theoretical_sectors_global"), value("memory_l2_theoretical_sectors_global_ideal")
+    if sectors and ideal is not None:
+        yield "derived__global_excess_sectors_share", 100.0 * (sectors - ideal) / sectors, "%"
+    for name, op in (("load", "ld"), ("store", "st")):
+        moved = value(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum")
+        requests = value(f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum")
+        if moved and requests:
+            yield f"derived__global_{name}_sectors_per_request", moved / requests, "sector"
     local = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_local_op_{}.sum")
     globally = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum")
     if local is not None and globally is not None and local + globally:
         yield "derived__local_sectors_share", 100.0 * local / (local + globally), "%"
-    for name, op in (
-        ("derived__global_load_sectors_per_request", "ld"),
-        ("derived__global_store_sectors_per_request", "st"),
-    ):
-        sectors = value(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum")
-        requests = value(f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum")
-        if sectors and requests:
-            yield name, sectors / requests, "sector"
-    conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
-    wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")
-    if conflicts is not None and wavefronts:
-        yield "derived__shared_bank_conflicts_share", min(100.0, 100.0 * conflicts / wavefronts), "%"
+    again = _served_again(value)
+    cycles, units = value("sm__cycles_active.avg"), value("device__attribute_multiprocessor_count")
+    if again is not None and cycles and units:
+        yield "derived__shared_conflict_cycles_share", min(100.0, 100.0 * again / (cycles * units)), "%"
 
 
-def _sum(value: Any, pattern: str, directions: Sequence[str] = ("ld", "st")) -> float | None:
+def _served_again(value: Callable[[str], float | None]) -> float | None:
+    """Wavefronts of shared memory that bank conflicts cost: by the addresses, or as the hardware counted them."""
+    wavefronts, ideal = value("memory_l1_wavefronts_shared"), value("memory_l1_wavefronts_shared_ideal")
+    if wavefronts is not None and ideal is not None:
+        return wavefronts - ideal
+    return value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
+
+
+def _sum(value: Callable[[str], float | None], pattern: str, directions: Sequence[str] = ("ld", "st")) -> float | None:
     parts = [value(pattern.format(direction)) for direction in directions]
-    return sum(parts) if all(part is not None for part in parts) else None
+    return sum(part for part in parts if part is not None) if None not in parts else None

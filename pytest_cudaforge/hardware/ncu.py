@@ -182,7 +182,12 @@ def metrics_in(text: str) -> frozenset[str]:
     """Names of all metrics on the raw page. One that the device does not have is not there; one that has no value for
     a kernel is."""
     names = next((row for row in _rows(text) if "ID" in row and "Kernel Name" in row), [])
-    return frozenset(name for name in names if "__" in name)
+    return frozenset(name for name in names if _is_metric(name))
+
+
+def _is_metric(name: str) -> bool:
+    """The page's other columns are words: "Kernel Name", "CC"."""
+    return "__" in name or name.startswith(("memory_", "inst_"))
 
 
 def parse_raw(text: str) -> tuple[RawKernel, ...]:
@@ -200,7 +205,7 @@ def parse_raw(text: str) -> tuple[RawKernel, ...]:
         figures = {}
         for name, unit, cell in zip(names, units, row, strict=False):
             value = number(cell)
-            if value is not None and "__" in name:
+            if value is not None and _is_metric(name):
                 figures[name] = (value, unit)
         index = number(cells["ID"])
         sizes = (_sizes(cells.get("Grid Size", "")), _sizes(cells.get("Block Size", "")))

@@ -26,25 +26,29 @@ def _profile(metrics: dict[str, float], facts: dict[str, float], lines: tuple[Ho
     [
         ({diagnosis.GRID: 4.0}, "tiny grid", diagnosis.GRID),
         ({diagnosis.DURATION: 2000.0}, "launch overhead", diagnosis.DURATION),
-        ({diagnosis.SPILLED: 64.0, diagnosis.LOCAL_SHARE: 40.0}, "register spills", diagnosis.SPILLED),
-        ({diagnosis.SPILLED: 4.0, diagnosis.LOCAL_SHARE: 0.1, diagnosis.DRAM: 90.0}, "memory bandwidth",
-         diagnosis.DRAM),
-        (
-            {diagnosis.CONFLICTS: 90.0, STALL.format("mio_throttle"): 50.0, diagnosis.L1: 95.0},
-            "shared memory bank conflicts",
-            diagnosis.CONFLICTS,
-        ),
-        ({diagnosis.LOAD_USE: 12.5, diagnosis.DRAM: 80.0}, "uncoalesced access", diagnosis.LOAD_USE),
-        ({diagnosis.LOAD_USE: 100.0, diagnosis.STORE_USE: 12.5, diagnosis.L1: 80.0}, "uncoalesced access",
-         diagnosis.STORE_USE),
-        (
-            {diagnosis.LOAD_USE: 100.0, diagnosis.STORE_USE: 18.8, diagnosis.DRAM: 84.8, LOADED: 8.2e6, STORED: 4096.0},
-            "memory bandwidth",
-            diagnosis.DRAM,
-        ),
+        ({diagnosis.SPILLED: 64.0, diagnosis.LOCAL_SHARE: 60.0, diagnosis.L2: 70.0}, "register spills",
+         diagnosis.SPILLED),
+        ({diagnosis.SPILLED: 64.0}, "register spills", diagnosis.SPILLED),
+        ({diagnosis.CONFLICTS: 80.0, STALL.format("mio_throttle"): 50.0}, "shared memory bank conflicts",
+         diagnosis.CONFLICTS),
+        ({diagnosis.EXCESS: 87.0, diagnosis.DRAM: 80.0}, "uncoalesced access", diagnosis.EXCESS),
+        ({diagnosis.EXCESS: 78.0, diagnosis.L2: 83.0, diagnosis.DRAM: 10.0}, "uncoalesced access", diagnosis.EXCESS),
+        ({diagnosis.EXCESS: 87.0, STALL.format("long_scoreboard"): 80.0}, "uncoalesced access", diagnosis.EXCESS),
         ({diagnosis.SM: 85.0, diagnosis.DRAM: 20.0}, "compute", diagnosis.SM),
         ({diagnosis.SM: 30.0, diagnosis.DRAM: 91.0}, "memory bandwidth", diagnosis.DRAM),
         ({diagnosis.L2: 75.0, diagnosis.DRAM: 20.0}, "cache bandwidth", diagnosis.L2),
+        # Patterns that are bad where they occur, and occur too seldom to bound anything.
+        ({diagnosis.SPILLED: 4.0, diagnosis.LOCAL_SHARE: 0.1, diagnosis.DRAM: 90.0}, "memory bandwidth",
+         diagnosis.DRAM),
+        ({diagnosis.SPILLED: 400.0, diagnosis.LOCAL_SHARE: 60.0, diagnosis.L1: 20.0, diagnosis.SM: 90.0}, "compute",
+         diagnosis.SM),
+        ({diagnosis.EXCESS: 0.1, diagnosis.STORES: 32.0, diagnosis.DRAM: 86.0}, "memory bandwidth", diagnosis.DRAM),
+        ({diagnosis.EXCESS: 80.0, diagnosis.L1: 15.0, diagnosis.SM: 88.0}, "compute", diagnosis.SM),
+        ({diagnosis.CONFLICTS: 3.0, STALL.format("mio_throttle"): 50.0, diagnosis.DRAM: 80.0}, "memory bandwidth",
+         diagnosis.DRAM),
+        ({diagnosis.DRAM: 8.0, diagnosis.REDUNDANCY: 4.0, diagnosis.SM: 3.0, STALL.format("barrier"): 60.0},
+         "synchronization", STALL.format("barrier")),
+        ({diagnosis.OCCUPANCY: 12.0, diagnosis.THEORETICAL: 12.5, diagnosis.SM: 85.0}, "compute", diagnosis.SM),
         ({diagnosis.DRAM: 88.0, diagnosis.REDUNDANCY: 3.0}, "redundant global traffic", diagnosis.REDUNDANCY),
         ({diagnosis.OCCUPANCY: 12.0, diagnosis.THEORETICAL: 12.5}, "occupancy", diagnosis.OCCUPANCY),
         (
@@ -72,7 +76,7 @@ def test_the_line_that_shows_the_bound_comes_first() -> None:
         HotLine("k", "kernel.cu", 9, "b", 0.3, (("L2 Theoretical Sectors Global Excessive", 4096.0, "sector"),)),
         HotLine("other", "kernel.cu", 20, "c", 1.0),
     )
-    (found,) = diagnose(_profile({**BUSY, diagnosis.LOAD_USE: 12.5, diagnosis.DRAM: 80.0}, {}, lines))
+    (found,) = diagnose(_profile({**BUSY, diagnosis.EXCESS: 87.0, diagnosis.DRAM: 80.0}, {}, lines))
     assert [line.line for line in found.lines] == [9, 3]
 
 
