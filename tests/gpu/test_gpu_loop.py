@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from evidence_numbers import foreign
 
 from pytest_cudaforge import config as configs
 from pytest_cudaforge.chat.scripted import ScriptedModel
@@ -108,6 +109,18 @@ def test_from_a_marked_module_to_a_kernel_for_this_gpu(tmp_path: Path) -> None:
     assert trace.final is not None
     assert trace.final.timing is not None
     print(f"\n{trace.final.timing.speedup_eager:.2f}x eager; {trace.reason}")
+    page = model.requests[-2].messages[-1].content.partition("# Evidence")[2]
+    print(page)
+    shown, won = trace.rounds[2].evaluation, trace.final.profile
+    assert shown is not None and shown.profile is not None and won is not None
+    assert shown.profile.candidate == shown.candidate and won.candidate == trace.final.candidate
+    assert "`running_peak` (own)" in page
+    assert foreign(page, shown) == [], "every number of the page stands in the stored evaluation and profile"
+    assert (shown.profile.depth, won.depth) == ("quick", "full")
+    if won.rung == "ncu":
+        assert Path(won.report).read_bytes() and Path(won.report).parent.name == f"round-{trace.winner:02d}"
+    else:
+        assert won.notes, "a lower rung says why"
     (entry,) = Manifest.load(tmp_path / "forged" / "manifest.json").entries
     assert (entry.language, entry.arch) == ("cuda", arch)
     assert "running_peak" in entry.sources(tmp_path / "forged" / "manifest.json")["kernel.cu"]
