@@ -63,12 +63,13 @@ class CounterProfiler:
     def _run(self, call: ProfiledCall, folder: Path, depth: Depth) -> None:
         """Profile once, and once more without the metrics that ncu did not know. Raises Refused."""
         unknown = metrics.load_unknown(self._answers(call))
-        asked = metrics.chosen(unknown)
+        asked = metrics.chosen(unknown) + (metrics.by_line() if depth == "quick" else ())
         try:
             self._profile(call, folder, depth, asked)
         except Refused as refusal:
             words = _said(folder)
-            complained = ncu.unknown_metrics_in(words) & set(asked)
+            named = ncu.unknown_metrics_in(words)
+            complained = {name for name in asked if name.removeprefix("group:") in named}
             if not complained:
                 raise _explained(refusal, words) from None
             # Some versions refuse the whole run for a name that they do not know, others leave it out.

@@ -186,6 +186,7 @@ def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str], candidate:
     sources = {name: text.splitlines() for name, text in candidate.files}
     merged: dict[tuple[str, str, int], SourceLine] = {}
     for line in lines:
+        line = _with_excess(line)
         key = (line.symbol, line.file, line.line)
         known = merged.get(key)
         if known is not None:
@@ -211,7 +212,23 @@ def _hot(lines: Sequence[SourceLine], function: str) -> Iterator[HotLine]:
 
 
 def _samples(line: SourceLine) -> float:
-    return next((line.figures[name] for name in _SAMPLES if name in line.figures), 0.0)
+    """By ncu's column, or all of the reasons' columns together where it has none."""
+    told = next((line.figures[name] for name in _SAMPLES if name in line.figures), None)
+    return told if told is not None else sum(line.figures[name] for name in line.figures if _is_stall(name))
+
+
+def _is_stall(name: str) -> bool:
+    return name.startswith("stall_") and "(" not in name
+
+
+def _with_excess(line: SourceLine) -> SourceLine:
+    """With what its sectors and wavefronts are above the ideal, where only the section would say it."""
+    figures = dict(line.figures)
+    for name in _EXCESS[:2]:
+        whole = name.removesuffix(" Excessive")
+        if name not in figures and whole in figures and f"{whole} Ideal" in figures:
+            figures[name] = max(0.0, figures[whole] - figures[f"{whole} Ideal"])
+    return replace(line, figures=figures)
 
 
 def _figures(line: SourceLine) -> Iterator[Figure]:
@@ -220,9 +237,7 @@ def _figures(line: SourceLine) -> Iterator[Figure]:
         yield "samples", _samples(line), "sample"
     yield from _counted(line, _EXCESS)
     stalls = {
-        name: value
-        for name, value in line.figures.items()
-        if name.startswith("stall_") and "(" not in name and value and name != "stall_selected"
+        name: value for name, value in line.figures.items() if _is_stall(name) and value and name != "stall_selected"
     }
     for name in sorted(stalls, key=lambda name: -stalls[name])[:_MOST_STALLS]:
         yield name, stalls[name], "sample"

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_cudaforge.hardware.ncu import Figures
 
-__all__ = ["chosen", "derived", "floor", "load_unknown", "store_unknown", "table"]
+__all__ = ["by_line", "chosen", "derived", "floor", "load_unknown", "store_unknown", "table"]
 
 
 @functools.cache
@@ -38,6 +38,11 @@ def table() -> tuple[tuple[str, ...], ...]:
 def floor() -> tuple[tuple[str, ...], ...]:
     """The entries that are CudaForge's."""
     return tuple(tuple(names) for names in _data()["floor"])
+
+
+def by_line() -> tuple[str, ...]:
+    """What a quick profile asks for beside the table, for the source lines alone."""
+    return tuple(_data()["lines"])
 
 
 def chosen(unknown: Collection[str] | None) -> tuple[str, ...]:

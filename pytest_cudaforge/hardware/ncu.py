@@ -78,10 +78,7 @@ def command(
     argv += ["--filter-mode", "per-launch-config"] if once else []
     argv += ["--launch-count", "1" if once else str(_MOST_IN_ALL), "--check-exit-code", "no", "--force-overwrite"]
     argv += ["--export", str(report), "--metrics", ",".join(metrics)]
-    if depth == "full":
-        argv += ["--set", "full"]
-    else:
-        argv += ["--section", "SourceCounters"]
+    argv += ["--set", "full"] if depth == "full" else []
     argv += ["--import-source", "yes", "--source-folders", str(report.parent), "--log-file", str(log)]
     return [*argv, *application]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +132,29 @@ def test_figures_are_what_the_page_says() -> None:
     assert figures["L1 Wavefronts Shared Excessive"] == 16252928.0
     rule = profile.rules[0]
     assert (rule.kernel, rule.rule, rule.speedup_percent) == ("tiles", "UncoalescedSharedAccess", 90.74)
+
+
+def _without(page: str, words: tuple[str, ...]) -> str:
+    """The source page without the columns whose names have one of these words."""
+    rows, kept = list(csv.reader(io.StringIO(page))), list[int]()
+    out = io.StringIO()
+    for row in rows:
+        if row[0] == "Line No":
+            kept = [index for index, name in enumerate(row) if not any(word in name for word in words)]
+        named = row[0] in ("File Path", "Function Name")
+        csv.writer(out).writerow(row if named else [row[index] for index in kept if index < len(row)])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["scattered", "conflicting"])
+def test_lines_need_no_columns_that_only_the_section_has(name: str) -> None:
+    call = _call(next(fault for fault in FAULTS if fault.name == name))
+    pages = {page: (PAGES / f"{name}-{page}.csv").read_text() for page in ("raw", "source")}
+    whole = profile_of(call, static_profile(call, "quick"), pages)
+    pages["source"] = _without(pages["source"], ("Excessive", "Samples"))
+    bare = profile_of(call, static_profile(call, "quick"), pages)
+    assert [line.line for line in bare.lines] == [line.line for line in whole.lines]
+    assert diagnose(bare)[0].lines[0].figures[1:] == diagnose(whole)[0].lines[0].figures[1:]
 
 
 def test_an_estimate_for_one_unit_is_no_estimate_for_the_kernel() -> None:
