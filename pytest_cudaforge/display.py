@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from pytest_cudaforge.events import ForgeEvent
-from pytest_cudaforge.figures import show
-from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import CaseResult, Evaluation, Round, SanitizerReport, Timing, Trace, Usage
 from pytest_cudaforge.report.escaping import plain
 from pytest_cudaforge.report.profile_rows import profiles
 from pytest_cudaforge.report.rows import Totals, round_row, row, rows
+from pytest_cudaforge.report.trail import bounds
 
 __all__ = [
     "PlainLines",
@@ -95,12 +94,7 @@ def _bound_lines(trace: Trace) -> list[str]:
     found = profiles(trace)
     if found is None:
         return []
-    bounds = [one for one in diagnose(found.after) if one.bound != "unknown"]
-    return [
-        f"profile of {found.after_name} ({found.after.rung}): {one.kernel}: {one.bound}: "
-        + ", ".join(f"{name} {show(value, unit)}" for name, value, unit in one.figures)
-        for one in bounds
-    ]
+    return [f"profile of {found.after_name}, {line}" for line in bounds(found.after)]
 
 
 def round_table(rounds: Sequence[Round], winner: int | None = None) -> list[str]:

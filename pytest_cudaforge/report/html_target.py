@@ -12,8 +12,9 @@ from pytest_cudaforge.report.html_profile import profile_part
 from pytest_cudaforge.report.html_words import badge, bullets, cut, definitions, figure, folded, meter, table, tiles
 from pytest_cudaforge.report.markup import Markup, joined, tag
 from pytest_cudaforge.report.profile_rows import profiles
-from pytest_cudaforge.report.rows import Advice, Row, advice, guard_limits, outcome_text, round_row
+from pytest_cudaforge.report.rows import Row, guard_limits, outcome_text, round_row
 from pytest_cudaforge.report.standings import standings
+from pytest_cudaforge.report.trail import Advice, advice
 
 __all__ = ["target_section"]
 
@@ -160,16 +161,13 @@ def _trail(told: Sequence[Advice]) -> Markup | None:
 
 def _advice(one: Advice) -> Markup:
     about = f" about round {one.about}" if one.about is not None else ""
-    brought = one.status if one.after is None else f"{amounts.times(one.after)} vs eager"
-    brought += f" after {amounts.times(one.before)}" if one.before is not None else ""
-    brought += f"; expected {one.expected:.2f} times as fast" if one.expected is not None else ""
+    told = [("Evidence", line) for line in one.evidence]
+    told += [*one.said, ("Cites", "; ".join(one.cites)), ("Brought", one.brought)]
     return tag(
         "div",
         tag("p", tag("b", f"Before round {one.number}"), f" ({one.kind}{about})"),
-        [tag("p", tag("span", f"{name}: ", class_="faint"), text) for name, text in one.said],
-        tag("p", tag("span", "Cites: ", class_="faint"), "; ".join(one.cites)) if one.cites else None,
+        [tag("p", tag("span", f"{name}: ", class_="faint"), text) for name, text in told if text],
         [tag("p", tag("span", "Not in the evidence: ", class_="bad"), doubt) for doubt in one.doubts],
-        tag("p", tag("span", "Brought: ", class_="faint"), brought),
         class_="said",
     )
 

@@ -11,17 +11,16 @@ from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.escaping import plain
 from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, kernel_rows, metric_rows, profiles
 from pytest_cudaforge.report.rows import (
-    Advice,
     RoundRow,
     Row,
     Totals,
-    advice,
     guard_limits,
     outcome_text,
     round_row,
     rows,
 )
 from pytest_cudaforge.report.standings import standings
+from pytest_cudaforge.report.trail import Advice, advice
 
 __all__ = ["escape", "fence", "report", "summary"]
 
@@ -312,18 +311,13 @@ def _trail(told: Sequence[Advice]) -> str:
         return ""
     parts = []
     for one in told:
-        lines = [f"- {name}: {escape(text)}" for name, text in one.said]
+        lines = [f"- Evidence: {escape(line)}" for line in one.evidence]
+        lines += [f"- {name}: {escape(text)}" for name, text in one.said]
         lines += [f"- Cites: {escape('; '.join(one.cites))}"] if one.cites else []
         lines += [f"- Not in the evidence: {escape(doubt)}" for doubt in one.doubts]
-        lines += [f"- Brought: {_brought(one)}"]
+        lines += [f"- Brought: {one.brought}"]
         parts.append(f"**Before round {one.number}** ({one.kind})\n\n" + "\n".join(lines))
     return "## What the Judge said\n\n" + "\n\n".join(parts)
-
-
-def _brought(one: Advice) -> str:
-    text = one.status if one.after is None else f"{amounts.times(one.after)} vs eager"
-    text += f", round {one.about} had {amounts.times(one.before)}" if one.before is not None else ""
-    return text + (f" (expected: {one.expected:.2f} times as fast)" if one.expected is not None else "")
 
 
 def _logs(entries: Sequence[Round]) -> str:

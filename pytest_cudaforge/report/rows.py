@@ -7,15 +7,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_cudaforge.records import Evaluation, Feedback, Guard, Outcome, Round, Timing, Trace, Usage
+from pytest_cudaforge.records import Evaluation, Guard, Outcome, Round, Timing, Trace, Usage
 from pytest_cudaforge.report.standings import Standing, judged_round, standings, timing_of
 
 __all__ = [
-    "Advice",
     "RoundRow",
     "Row",
     "Totals",
-    "advice",
     "geometric_mean",
     "guard_limits",
     "outcome_text",
@@ -81,32 +79,6 @@ class RoundRow:
     speedup_compile: float | None
     note: str
     sol_percent: float | None = None
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What the Judge said before a round, and what came of it.
-
-    ``said`` are (heading, text); ``cites`` the figures it acted on; ``doubts`` what of it the evidence does not bear
-    out. ``before`` and ``after``: speedups over eager of the round it was about and of the round it led to, None where
-    one was not timed; ``expected``: the Judge's own guess of after ÷ before.
-    """
-
-    number: int
-    kind: str
-    about: int | None
-    said: tuple[tuple[str, str], ...]
-    cites: tuple[str, ...]
-    status: str
-    before: float | None
-    after: float | None
-    expected: float | None = None
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def gain(self) -> float | None:
-        """after ÷ before: of two sittings, so a few percent mean nothing."""
-        return self.after / self.before if self.after and self.before else None
 
 
 @dataclass(frozen=True)
@@ -202,33 +174,6 @@ def sol_percent(timing: Timing | None) -> float | None:
 
 def _mean_sol(near: Sequence[Standing], party: str) -> float | None:
     return geometric_mean([entry.sol_percent for entry in near if entry.party == party])
-
-
-def advice(entries: Sequence[Round]) -> tuple[Advice, ...]:
-    """The Judge's trail, in the order of the rounds."""
-    speedups = {entry.number: round_row(entry).speedup_eager for entry in entries}
-    return tuple(
-        Advice(
-            number=entry.number,
-            kind=entry.feedback.kind,
-            about=entry.parent,
-            said=_said(entry.feedback),
-            cites=entry.feedback.cites,
-            status=round_row(entry).status,
-            before=speedups.get(entry.parent) if entry.parent is not None else None,
-            after=speedups[entry.number],
-            expected=entry.feedback.expected,
-            doubts=entry.feedback.doubts,
-        )
-        for entry in entries
-        if entry.feedback is not None
-    )
-
-
-def _said(feedback: Feedback) -> tuple[tuple[str, str], ...]:
-    names = ("Issue", "Why", "Fix") if feedback.kind == "correction" else ("Bottleneck", "Method", "Plan")
-    said = (*zip(names, (feedback.issue, feedback.why, feedback.action), strict=True), ("Place", feedback.place))
-    return tuple((name, text) for name, text in said if text)
 
 
 def _round_note(entry: Round, verdict: Evaluation | None) -> str:

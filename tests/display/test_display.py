@@ -272,7 +272,7 @@ def test_how_near_the_roofline_is_shown_where_it_is_known() -> None:
 
 def test_the_bound_of_a_profiled_winner_is_told() -> None:
     text = trace_text([rich_trace()])
-    assert "profile of round 3 (ncu): scale: memory bandwidth: dram__throughput" in text and "80 %" in text
+    assert "profile of round 3, ncu, scale: memory bandwidth (dram__throughput" in text and "80 %" in text
     assert "profile of" not in trace_text([FORGED])
 
 

@@ -57,8 +57,10 @@ def test_everything_asked_for_is_there() -> None:
     for part in (
         "1 of 1 targets forged", "Rounds", "BUILD_ERROR", "Speed", "40 %", "Where the time goes", "memory bandwidth",
         "hardware counters of the GPU", "quick set only", "Metrics before and after:", "round 2", "round 3",
-        "Uncoalesced", "31 %", "kernel.cpp:7", "61 %", "loop vectorized", "What the Judge said", "Not in the evidence",
-        "2.00× vs eager after 0.80×; expected 1.50 times as fast", "Round 3 against round 2: 1 lines added, 1 removed",
+        "Uncoalesced", "31 %", "kernel.cpp:7", "61 %", "loop vectorized", "What the Judge said", "Not in the evidence", 
+        "Evidence: ncu, scale: memory bandwidth (dram__throughput",
+        "2.00× vs eager, round 2 had 0.80×: 2.50 times as fast (expected: 1.50)",
+        "Round 3 against round 2: 1 lines added, 1 removed",
         "Accuracy against the oracle", "1 of 1 cases passed", "Test CPU (cpu)", "50 GB/s", "grade B", "python", "$0.5",
     ):  # fmt: skip
         assert part in text, part

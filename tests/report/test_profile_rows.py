@@ -10,8 +10,9 @@ from report_records import DEVICE, make_profile, rich_trace
 
 from pytest_cudaforge.records import Baseline, Profile, ProfiledKernel, Sample, Trace
 from pytest_cudaforge.report.profile_rows import Profiles, kernel_rows, metric_rows, profiles
-from pytest_cudaforge.report.rows import advice, row
+from pytest_cudaforge.report.rows import row
 from pytest_cudaforge.report.standings import standings
+from pytest_cudaforge.report.trail import advice
 
 
 def test_the_first_that_passed_is_held_against_the_winner() -> None:
@@ -72,6 +73,6 @@ def test_who_was_judged_last_stands_there_even_where_it_did_not_win() -> None:
 
 def test_advice_says_what_came_of_it() -> None:
     (one,) = advice(rich_trace().rounds)
-    assert (one.number, one.about, one.before, one.after) == (3, 2, 0.8, 2.0)
-    assert one.gain == pytest.approx(2.5)
+    assert (one.number, one.about, one.expected) == (3, 2, 1.5)
+    assert one.gain == pytest.approx(2.5) and one.evidence[0].startswith("ncu, scale: memory bandwidth (dram__")
     assert dict(one.said).keys() == {"Bottleneck", "Method", "Plan", "Place"}
