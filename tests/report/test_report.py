@@ -99,7 +99,7 @@ def test_a_profile_is_told_and_cannot_break_out() -> None:
         "| kernel.cpp:7 | 61% |",
         "estimated gain 31 %",
         "- Brought: 2.00× vs eager, round 2 had 0.80×: 2.50 times as fast (expected: 1.50)",
-        "- Evidence: ncu, scale: memory bandwidth (dram_",
+        "- Evidence: ncu, scale: memory bandwidth (dram",
     ):
         assert part in text, part
     rendered = MarkdownIt("gfm-like", {"linkify": False}).render(markdown.report(hostile_trace()))
