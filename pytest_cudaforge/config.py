@@ -35,7 +35,16 @@ from pytest_cudaforge.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["ChatConfig", "CommandConfig", "ForgeConfig", "ReplayConfig", "RoleConfig", "find_config", "load"]
+__all__ = [
+    "ChatConfig",
+    "CommandConfig",
+    "ForgeConfig",
+    "ReplayConfig",
+    "RoleConfig",
+    "find_config",
+    "load",
+    "or_compiler",
+]
 
 FILE_NAMES = ("cudaforge.yaml", "cudaforge.yml")
 ENVIRONMENT_PREFIX = "CUDAFORGE_"
@@ -73,14 +82,17 @@ _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 @dataclass(frozen=True)
 class RoleConfig:
-    """Who plays one role. ``provider``: openai, command, replay, or ``package.module:factory`` (chat.load says how).
+    """Who plays one role. ``provider``: openai, command, replay, ``package.module:factory`` (chat.load says how), or
+    compiler: no model, torch.compile's options are searched (for the Coder; no Judge is asked then).
 
     ``api_key_env`` is the *name* of the environment variable that holds the key; keys are read from nowhere else.
     ``extra`` goes into the request's body as it stands, for what one server has and others do not.
     """
 
     provider: str = _matching(
-        "openai", f"openai|command|replay|{_DOTTED}", "openai, command, replay or package.module:factory"
+        "openai",
+        f"openai|command|replay|compiler|{_DOTTED}",
+        "openai, command, replay, compiler or package.module:factory",
     )
     model: str = ""
     base_url: str | None = _matching(
@@ -135,7 +147,7 @@ _WORK = ("kernel", "mixed", "library", "rewrite")
 
 @dataclass(frozen=True)
 class ForgeConfig:
-    """All settings of a run; None leaves a choice to whoever needs it.
+    """All settings of a run; None leaves a choice to whoever needs it. ``names_models``: something is said of models.
 
     Paths are absolute: given in a file, they are relative to that file; in the environment or on the command line, to
     the working directory; defaults, to ``root`` (pytest's rootdir).
@@ -143,6 +155,8 @@ class ForgeConfig:
 
     root: Path = Path()
     file: Path | None = None
+    names_models: bool = False
+    notes: tuple[str, ...] = ()
     forge_paths: tuple[Path, ...] = ()
     forge_dir: Path = Path("forged")
     forge_cases: bool = False
@@ -173,7 +187,7 @@ class ForgeConfig:
 
 
 #: Filled in by :func:`load`, never by a user.
-_COMPUTED = frozenset({("root",), ("file",)})
+_COMPUTED = frozenset({("root",), ("file",), ("names_models",), ("notes",)})
 
 
 @dataclass(frozen=True)
@@ -259,8 +273,9 @@ def load(
     layers |= _environment_layer(environ or {}, start)
     layers |= _option_layer(given, start)
     _fill_judge(layers)
+    named = any(keys[0] == "chat" for keys in layers)
     config: ForgeConfig = _build(ForgeConfig, (), layers, root)
-    return dataclasses.replace(config, root=root, file=path)
+    return dataclasses.replace(config, root=root, file=path, names_models=named)
 
 
 def _absolute(path: Path) -> Path:
@@ -279,6 +294,25 @@ def _file_to_read(option: object, start: Path, root: Path) -> Path | None:
             remedy="mend the option --forge-config",
         )
     return _absolute(path)
+
+
+_NOBODY = (
+    "no model is configured and OPENAI_API_KEY is not set: torch.compile's options were searched, no kernel was "
+    "written. For kernels, say in cudaforge.yaml who writes them: chat: {coder: {provider: openai, model: ...}}"
+)
+
+
+def or_compiler(config: ForgeConfig, environ: Mapping[str, str]) -> ForgeConfig:
+    """``config``, with the compiler as its Coder where nothing is said of models and there is no key; a note says so.
+
+    Whoever named a provider, or has a key, wants a model: what is missing then is an error, which says what.
+    """
+    if config.names_models or environ.get(RoleConfig().api_key_env):
+        return config
+    nobody = RoleConfig(provider="compiler")
+    return dataclasses.replace(
+        config, chat=dataclasses.replace(config.chat, coder=nobody, judge=nobody), notes=(*config.notes, _NOBODY)
+    )
 
 
 def _fill_judge(layers: Layer) -> None:

@@ -65,8 +65,10 @@ class ForgeRun:
     @classmethod
     def prepare(cls, config: pytest.Config) -> ForgeRun:
         """Read the settings; raises ``pytest.UsageError`` where they are wrong."""
+        from pytest_cudaforge.config import or_compiler
+
         try:
-            settings = forge_config(config)
+            settings = or_compiler(forge_config(config), os.environ)
             for option in ("json", "html"):
                 _check_writable(_given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
         except UsageError as error:
@@ -333,6 +335,7 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
 
     settings = ("device", "arch", "rounds", "config", "isolation", "profile", "max_usd", "max_minutes")
     options: dict[str, object] = {name: config.getoption("forge_" + name) for name in settings}
+    options["chat.coder.provider"] = config.getoption("forge_coder")
     if config.getini("forge_paths"):
         options["forge_paths"] = [str(path) for path in config.getini("forge_paths")]
     if config.getini("forge_dir"):

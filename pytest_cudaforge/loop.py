@@ -22,7 +22,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
-from pytest_cudaforge import coder, judge
+from pytest_cudaforge import coder, compiler, judge
 from pytest_cudaforge.budget import Ledger
 from pytest_cudaforge.chat import ChatModel
 from pytest_cudaforge.chat.record import RecordedVerdict, Recorder
@@ -77,7 +77,7 @@ class Evaluates(Protocol):
 
     def lint(self, target: Target) -> tuple[str, ...]: ...
 
-    def baselines(self, target: Target) -> tuple[Baseline, ...]: ...
+    def baselines(self, target: Target, language: str = "") -> tuple[Baseline, ...]: ...
 
     def evaluate(
         self,
@@ -168,6 +168,8 @@ class _Forging:
         )
         self.facts: TargetFacts
         self.baselines: tuple[Baseline, ...] = ()
+        #: In the Coder's and the strategy's place, where configurations of the compiler are searched.
+        self.search: compiler.Search | None = None
 
     # -- the order of the stages -----------------------------------------------------------------------------------
 
@@ -277,12 +279,14 @@ class _Forging:
             return reason
         self._tell("evaluating", text="the reference: inputs, outputs, baselines")
         self.facts = await self._in_thread(lambda: evaluator.facts(self.target))
-        if language not in self.facts.languages:
+        searching = language == compiler.LANGUAGE
+        if language not in self.facts.languages and not searching:
             return f"the target is forged in {', '.join(self.facts.languages)} only, not in {language}"
         if faults := await self._in_thread(lambda: evaluator.lint(self.target)):
             return "the linter refuses this target: " + "; ".join(faults)
-        self.baselines = await self._in_thread(lambda: evaluator.baselines(self.target))
+        self.baselines = await self._in_thread(lambda: evaluator.baselines(self.target, language))
         self.context.store.write_generated(self.baselines)
+        self.search = compiler.Search(evaluator.device, self.baselines) if searching else None
         return self._no_headroom()
 
     def _no_headroom(self) -> str:
@@ -310,7 +314,7 @@ class _Forging:
 
     async def _feedback(self, folder: RoundFolder, proposal: Proposal) -> Feedback | None:
         subject = self._round_of(proposal.parent)
-        if proposal.kind == "first" or subject is None or subject.evaluation is None:
+        if proposal.kind == "first" or subject is None or subject.evaluation is None or self.search is not None:
             return None
         if proposal.kind == "optimization" and subject.evaluation.passed and self._profiles:
             subject = await self._profiled(subject, proposal.depth)
@@ -349,7 +353,7 @@ class _Forging:
     @property
     def _profiles(self) -> bool:
         """Whether candidates are profiled: a recorded Judge said what it says already."""
-        wanted = self.context.profile
+        wanted = "never" if self.search is not None else self.context.profile
         return wanted == "always" or (wanted == "auto" and not self._recorded_judge)
 
     @property
@@ -386,6 +390,10 @@ class _Forging:
 
     async def _candidate(self, folder: RoundFolder, proposal: Proposal, feedback: Feedback | None) -> Candidate:
         context = self.context
+        if self.search is not None:
+            found = self.search.candidate(self.rounds)
+            folder.write_candidate(found)
+            return found
         told = coder.evidence(
             self.target, self.facts, context.evaluator.device, self.baselines,
             language=context.language, proposal=proposal, rounds=self.rounds, best=best_round(self.rounds),
@@ -443,6 +451,7 @@ class _Forging:
     ) -> Round:
         notes = tuple(dict.fromkeys(reply.note for reply in folder.replies().values() if reply.note))
         notes += tuple(f"the Judge's reply: {doubt}" for doubt in feedback.doubts) if feedback is not None else ()
+        notes += (self.search.reason(self.rounds),) if self.search is not None else ()
         entry = Round(
             folder.number, proposal.kind, proposal.parent, candidate, evaluation, feedback, failure, duplicate_of,
             folder.usage(), self._recorded_status(folder.number), notes, self._incumbent_of(evaluation, duplicate_of),
@@ -525,7 +534,10 @@ class _Forging:
     def _judged(self, entry: Round, final: Evaluation, why_stopped: str) -> _Choice:
         speedup, wanted = speedup_of(final.timing), self.facts.min_speedup
         if _decision(final) == "faster" and speedup >= wanted:
-            reason = f"round {entry.number} is {speedup:.2f}x as fast as the faster baseline; {why_stopped}"
+            who = f"round {entry.number}"
+            if self.search is not None and entry.candidate is not None:
+                who = f"the configuration {compiler.described(entry.candidate)} (round {entry.number})"
+            reason = f"{who} is {speedup:.2f}x as fast as the faster baseline; {why_stopped}"
             return _Choice("forged", reason, entry.number, final)
         measured = f"round {entry.number}, correct, re-measured {speedup:.2f}x ({_decision(final)})"
         limit = f", less than min_speedup {wanted:g}" if speedup < wanted else ""
@@ -555,6 +567,8 @@ class _Forging:
     # -- small things ----------------------------------------------------------------------------------------------
 
     def _strategy(self) -> Strategy:
+        if self.search is not None:
+            return self.search
         if not self.recorded:
             return self.context.strategy
         return Recorded([RecordedRound(entry.round, entry.parent, entry.kind) for entry in self.recorded])

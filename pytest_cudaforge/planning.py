@@ -21,6 +21,7 @@ from pytest_cudaforge.records import (
     Target,
     TargetFacts,
 )
+from pytest_cudaforge.runtime.configuration import LANGUAGE
 from pytest_cudaforge.store import RunStore
 
 __all__ = ["PlannedTarget", "WorkPlan", "plan_work", "render_plan"]
@@ -78,6 +79,9 @@ def render_plan(plan: WorkPlan) -> list[str]:
             lines.append(f"{entry.target} ({entry.language}): {entry.problem}")
             continue
         done = f", {entry.rounds_done} already played" if entry.rounds_done else ""
+        if entry.language == LANGUAGE:
+            lines.append(f"{entry.target}: at most {entry.rounds_left} configurations of torch.compile{done}, no model")
+            continue
         lines.append(
             f"{entry.target} ({entry.language}): {entry.rounds_left} rounds to play{done}, "
             f"first prompt about {entry.prompt_tokens} tokens, in all about {entry.input_tokens} in and "
@@ -90,6 +94,8 @@ def _planned(target: Target, language: str, config: ForgeConfig, evaluator: Eval
     try:
         facts = evaluator.facts(target)
         done = len(RunStore(config.run_dir).target(target, language).rounds())
+        if language == LANGUAGE:
+            return PlannedTarget(target.id, language, done, max(config.rounds - done, 0), 0, 0, 0, 0.0)
         first = estimate_tokens(coder.render(_first(target, facts, evaluator.device, language)))
         review = _review_tokens(target, facts, evaluator.device, language)
     except ForgeError as error:

@@ -25,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--forge", action="store_true", help="forge kernels for the targets found; runs nothing else")
     group.addoption("--forge-device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
     group.addoption("--forge-arch", metavar="ARCH", help="build for this arch (sm_90) instead of the device's own")
+    group.addoption(
+        "--forge-coder", metavar="WHO", help="openai, command, replay, or compiler: search torch.compile's options"
+    )
     group.addoption("--forge-rounds", metavar="N", help="rounds of the loop per target")
     group.addoption("--forge-config", metavar="FILE", help="cudaforge.yaml to read")
     group.addoption("--forge-record", metavar="FILE", help="record the conversations as JSON lines, to replay later")

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pytest_cudaforge import chat, strategies
+from pytest_cudaforge import chat, compiler, strategies
 from pytest_cudaforge.budget import Caps, Ledger
 from pytest_cudaforge.chat import ChatModel, Role, prices
 from pytest_cudaforge.chat.record import Recorder
@@ -104,11 +104,16 @@ def forge_all(
 def load_models(config: ForgeConfig, evaluator: object) -> Models:
     """Coder and Judge of the configuration; a ``command``'s processes are stopped while a block is timed."""
     lease = getattr(evaluator, "lease", None)
-    return Models(chat.load(config, "coder", lease), chat.load(config, "judge", lease))
+    coder = chat.load(config, "coder", lease)
+    if config.chat.coder.provider == compiler.LANGUAGE:
+        return Models(coder, coder)  # whoever was to be the Judge: there is nothing to ask
+    return Models(coder, chat.load(config, "judge", lease))
 
 
 def languages_for(config: ForgeConfig, device: DeviceFacts) -> tuple[str, ...]:
     """The languages to forge in on this device. Raises :class:`ConfigError` where the configured ones do not fit it."""
+    if config.chat.coder.provider == compiler.LANGUAGE:
+        return (compiler.LANGUAGE,)
     native = "cuda" if device.kind == "cuda" else "cpp"
     if config.languages is None:
         return (native,)
@@ -263,7 +268,7 @@ class _Session:
 
     def _notes(self) -> tuple[str, ...]:
         if not self.ledger.unpriced_calls:
-            return ()
+            return self.config.notes
         capped = self.config.max_usd is not None or self.config.max_usd_per_target is not None
         text = f"the price of {self.ledger.unpriced_calls} call(s) is not known: only tokens are counted"
         return (text + ("; max_usd could not be kept for them" if capped else ""),)

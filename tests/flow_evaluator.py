@@ -86,7 +86,7 @@ class TableEvaluator:
     def lint(self, target: Target) -> tuple[str, ...]:
         return self.faults
 
-    def baselines(self, target: Target) -> tuple[Baseline, ...]:
+    def baselines(self, target: Target, language: str = "") -> tuple[Baseline, ...]:
         return (Baseline("default", SAMPLE, None, "not asked", self.roofline_ns, 256, 32),)
 
     def evaluate(

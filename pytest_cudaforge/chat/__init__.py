@@ -125,6 +125,7 @@ _PROVIDERS = {
     "openai": "pytest_cudaforge.chat.openai:load",
     "command": "pytest_cudaforge.chat.command:load",
     "replay": "pytest_cudaforge.chat.replay:load",
+    "compiler": "pytest_cudaforge.compiler:load",
 }
 
 
@@ -147,7 +148,7 @@ def _find(path: str, role: Role) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"chat.{role}.provider: {path} cannot be loaded: {error}",
-            expected="openai, command, replay or an importable package.module:factory",
+            expected="openai, command, replay, compiler or an importable package.module:factory",
             remedy="install the package that holds it, or mend the name",
         ) from error
     if not callable(found):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cudaforge.config import ForgeConfig, RoleConfig, find_config, load
+from pytest_cudaforge.config import ForgeConfig, RoleConfig, find_config, load, or_compiler
 from pytest_cudaforge.errors import ConfigError
 
 
@@ -237,3 +237,19 @@ def test_a_config_is_frozen_all_the_way_down(tmp_path):
     with pytest.raises(TypeError):
         config.chat.coder.extra["a"] = 2
     assert dataclasses.is_dataclass(ForgeConfig)
+
+
+def test_the_compiler_takes_the_place_of_a_model_only_where_none_is_wanted(tmp_path):
+    alone = or_compiler(read(tmp_path, "rounds: 3\n"), {})
+    assert (alone.chat.coder.provider, alone.chat.judge.provider, alone.rounds) == ("compiler", "compiler", 3)
+    (note,) = alone.notes
+    assert "no model is configured" in note and "cudaforge.yaml" in note
+    for config, environ in (
+        (read(tmp_path, "chat: {coder: {model: gpt-5}}"), {}),  # its key is missing: an error, later
+        (read(tmp_path, "chat: {replay: {paths: [talks]}}"), {}),
+        (read(tmp_path, environ={"CUDAFORGE_CHAT_CODER_MODEL": "m"}), {}),
+        (read(tmp_path), {"OPENAI_API_KEY": "k"}),  # wants a model, has not said which
+    ):
+        assert or_compiler(config, environ) is config
+    chosen = read(tmp_path, "chat: {judge: {model: small}}", chat__coder__provider="compiler")
+    assert or_compiler(chosen, {}).chat.coder.provider == "compiler" and not chosen.notes
