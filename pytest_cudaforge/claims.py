@@ -46,11 +46,12 @@ def _stands(figure: Figure, known: Sequence[Figure], bare: Sequence[Figure]) -> 
 
 
 def _exempt(figure: Figure, text: str) -> bool:
-    """Counting words, ``round 12``, kinds of things (``16-byte loads``), and what everybody knows."""
+    """Counting words, ``round 12``, ``within 5 %``, kinds of things (``16-byte loads``), and what everybody knows."""
     after = text[figure.start + len(figure.text) :]
     if not figure.dimension and figure.value <= _COUNTED and figure.value == int(figure.value):
         return True
-    if re.match(r"-[A-Za-z]", after) or _LABEL.search(text[max(0, figure.start - 60) : figure.start]):
+    before = text[max(0, figure.start - 60) : figure.start]
+    if re.match(r"-[A-Za-z]", after) or _LABEL.search(before) or before.endswith("within "):
         return True
     return any(
         figure.dimension == common.dimension and figure.value in (common.value, common.binary) for common in _COMMON

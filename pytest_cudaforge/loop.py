@@ -361,14 +361,24 @@ class _Forging:
         return hasattr(self.context.judge, "verdicts")
 
     async def _profiled(self, entry: Round, depth: Depth) -> Round:
-        """The round with a profile of its own candidate, at least that deep: found on disk, or taken now and kept."""
+        """The round with a profile of its own candidate, at least that deep: found on disk, or taken now and kept.
+
+        No round is lost for want of a profile, but a lost device ends the run. Raises ``DeviceError``, ``Stopped``,
+        ``BudgetExhausted``, ``StoreError``.
+        """
         evaluation, candidate = entry.evaluation, entry.candidate
         assert evaluation is not None and candidate is not None  # only what passed is profiled
         if evaluation.profile is not None and evaluation.profile.depth in (depth, "full"):
             return entry
         self.exchange.check()
         self._tell("profiling", entry.number, text=f"round {entry.number}, {depth}")
-        profile = await self._in_thread(lambda: self.context.evaluator.profile(candidate, self.target, depth=depth))
+        try:
+            profile = await self._in_thread(lambda: self.context.evaluator.profile(candidate, self.target, depth=depth))
+        except DeviceError:
+            raise
+        except ForgeError as error:
+            self._note(f"round {entry.number} could not be profiled: {error.what}")
+            return entry
         assert profile.candidate == candidate.digest, "a profile belongs to the candidate that is shown with it"
         kept = self.context.store.round(entry.number).write_profile(profile)
         profiled = dataclasses.replace(entry, evaluation=dataclasses.replace(evaluation, profile=kept))
@@ -381,7 +391,7 @@ class _Forging:
         if entry is None or entry.evaluation is None or choice.final is None:
             return choice
         if self._profiles and not self.context.stop.reason:
-            with contextlib.suppress(BudgetExhausted):
+            with contextlib.suppress(BudgetExhausted, Stopped):
                 entry = await self._profiled(entry, "full")
         profile = entry.evaluation.profile if entry.evaluation is not None else None
         return dataclasses.replace(choice, final=dataclasses.replace(choice.final, profile=profile))

@@ -44,6 +44,7 @@ CANDIDATE = Candidate.of("cuda", {"kernel.cu": CODE, "plan.py": PLAN})
         # Names, kinds and common knowledge are no observations.
         "float4 loads of 16 bytes... no: 16-byte loads, 128-bit, a 32-way conflict in sm_90's L2",
         "a warp's 32 lanes touch 32 B sectors and 128 B lines in kernel.cu:6 (kernel.cu, line 612)",
+        "the code is within 5 % of the bound",
         "two passes, 2 loops, 4 loads, 8 blocks",
         "no figure at all",
     ],

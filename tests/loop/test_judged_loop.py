@@ -13,7 +13,7 @@ from flow_records import make_target
 
 from pytest_cudaforge.chat.record import Recorder, read_conversations
 from pytest_cudaforge.chat.replay import ReplayModel
-from pytest_cudaforge.errors import DeviceError
+from pytest_cudaforge.errors import DeviceError, OracleError
 from pytest_cudaforge.records import Candidate, Depth, Profile, Target, Trace
 from pytest_cudaforge.store import RunStore
 from pytest_cudaforge.strategies import Limits
@@ -126,6 +126,18 @@ def test_a_lost_device_stops_the_run(tmp_path: Path) -> None:
     trace = bench(tmp_path, evaluator=Lost()).forge()
     assert (trace.outcome, len(trace.rounds)) == ("error", 1)
     assert "cuda:0 is unhealthy" in trace.reason
+
+
+def test_no_round_is_lost_for_want_of_a_profile(tmp_path: Path) -> None:
+    class Dead(TableEvaluator):
+        def profile(self, candidate: Candidate, target: Target, *, depth: Depth = "quick") -> Profile:
+            raise OracleError("the oracle died")
+
+    made = bench(tmp_path, evaluator=Dead())
+    trace = made.forge()
+    assert (trace.outcome, trace.winner) == ("forged", 3)
+    assert "round 1 could not be profiled: the oracle died" in trace.notes
+    assert "No profile was taken" in prompts(made)[0]
 
 
 # -- what goes back --------------------------------------------------------------------------------------------------
