@@ -25,7 +25,8 @@ from pytest_cudaforge.evaluation.counter_reading import profile_of
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
 from pytest_cudaforge.evaluation.replayed import Refused, Replayed
 from pytest_cudaforge.evaluation.trusted_replay import replay_environment
-from pytest_cudaforge.hardware import metrics, ncu
+from pytest_cudaforge.hardware import metrics, ncu, report_reading
+from pytest_cudaforge.hardware.ncu import Reading
 from pytest_cudaforge.programs import end_in_time
 from pytest_cudaforge.records import Depth, Profile
 
@@ -52,12 +53,12 @@ class CounterProfiler:
         limit_s = _RUN_S[static.depth]
         with self.replayed.prepared(call, watch="counters", calls=1, limit_s=limit_s) as folder:
             self._run(call, folder, static.depth)
-            pages = self._pages(folder, static.depth)
-            self._learn(call, pages["raw"])
+            reading = self._reading(folder, static.depth)
+            self._learn(call, reading)
             report = self._kept(folder / "report.ncu-rep", static)
             lined = (folder / "lined").exists()
         notes = () if lined else ("the build with line numbers has other code: no source lines",)
-        found = profile_of(call, static, pages, once=_is_long(call, static.depth))
+        found = profile_of(call, static, reading, once=_is_long(call, static.depth))
         return replace(found, report=report, notes=(*found.notes, *notes))
 
     def _run(self, call: ProfiledCall, folder: Path, depth: Depth) -> None:
@@ -79,11 +80,11 @@ class CounterProfiler:
             except Refused as again:
                 raise _explained(again, _said(folder)) from None
 
-    def _learn(self, call: ProfiledCall, page: str) -> None:
+    def _learn(self, call: ProfiledCall, reading: Reading) -> None:
         """Which metrics of the table this device does not have, where all of them were asked for."""
         file = self._answers(call)
         if metrics.load_unknown(file) is None:
-            metrics.store_unknown(file, set(metrics.chosen(None)) - ncu.metrics_in(page))
+            metrics.store_unknown(file, metrics.lacking({name for k in reading.kernels for name in k.figures}))
 
     def _answers(self, call: ProfiledCall) -> Path:
         """By device and ncu: another version of either may know others."""
@@ -101,17 +102,25 @@ class CounterProfiler:
         if not report.exists():
             raise Refused("ncu left no report")
 
+    def _reading(self, folder: Path, depth: Depth) -> Reading:
+        """The report through NVIDIA's module, or its pages. Raises Refused where not even the metrics can be read."""
+        report = folder / "report.ncu-rep"
+        found = report_reading.read(report, self.program, folder, replay_environment(folder))
+        if found is None:
+            found = ncu.read_pages(self._pages(folder, depth))
+        if not found.kernels:
+            words = " ".join(_text(folder / "raw.csv").split())[:120]
+            raise Refused(f"ncu printed no metrics that can be read: {words!r}")
+        return found
+
     def _pages(self, folder: Path, depth: Depth) -> dict[str, str]:
-        """The report's pages as CSV. Raises Refused where not even the metrics can be read."""
+        """The report's pages as CSV."""
         pages: dict[str, str] = {}
         threads = [threading.Thread(target=self._page, args=(folder, page, pages)) for page in _PAGES[depth]]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if not ncu.parse_raw(pages.get("raw", "")):
-            words = " ".join(pages.get("raw", "").split())[:120]
-            raise Refused(f"ncu printed no metrics that can be read: {words!r}")
         return pages
 
     def _page(self, folder: Path, page: str, pages: dict[str, str]) -> None:

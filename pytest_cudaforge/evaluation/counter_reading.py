@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
-from pytest_cudaforge.hardware import metrics, ncu
-from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, SourceLine
+from pytest_cudaforge.hardware import metrics
+from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, Reading, SourceLine
 from pytest_cudaforge.records import Candidate, HotLine, Profile, ProfiledKernel, RuleFinding
 
 __all__ = ["profile_of", "readable_name"]
@@ -31,12 +31,12 @@ _UNITS = {"Sectors": "sector", "Wavefronts": "wavefront", "Instructions": "inst"
 Figure = tuple[str, float, str]
 
 
-def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str], *, once: bool = False) -> Profile:
-    """``static`` with kernels, rules, lines and facts from the CSV pages "raw", "details" and "source".
+def profile_of(call: ProfiledCall, static: Profile, reading: Reading, *, once: bool = False) -> Profile:
+    """``static`` with kernels, rules, lines and facts from a report.
 
     ``once``: one launch of each kernel and shape was looked at, and stands for all that the plan has.
     """
-    launches = ncu.parse_raw(pages["raw"])
+    launches = reading.kernels
     functions = {kernel.symbol: kernel.expression for binary in call.product.binaries for kernel in binary.kernels}
     counts = {launch.number: _count(launch, functions, static) if once else 1 for launch in launches}
     kernels = tuple(_kernels(launches, functions, static, counts))
@@ -45,8 +45,8 @@ def profile_of(call: ProfiledCall, static: Profile, pages: Mapping[str, str], *,
         static,
         rung="ncu",
         kernels=kernels,
-        rules=tuple(_rules(ncu.parse_rules(pages.get("details", "")), by_number, functions)),
-        lines=tuple(_lines(ncu.parse_source(pages.get("source", "")), functions, call.candidate)),
+        rules=tuple(_rules(reading.rules, by_number, functions)),
+        lines=tuple(_lines(reading.lines, functions, call.candidate)),
         facts=(*static.facts, *_facts(launches, kernels, counts, {name: value for name, value, _ in static.facts})),
         notes=(*static.notes, *((_ONCE,) if once else ())),
     )

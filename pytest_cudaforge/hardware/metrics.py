@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_cudaforge.hardware.ncu import Figures
 
-__all__ = ["by_line", "chosen", "derived", "floor", "load_unknown", "store_unknown", "table"]
+__all__ = ["by_line", "chosen", "derived", "floor", "lacking", "load_unknown", "store_unknown", "table"]
 
 
 @functools.cache
@@ -56,6 +56,19 @@ def chosen(unknown: Collection[str] | None) -> tuple[str, ...]:
         if name is not None:
             found[name] = None
     return tuple(found)
+
+
+def lacking(present: Collection[str]) -> frozenset[str]:
+    """Metrics of the table that a device lacks, by those that a report of it holds (all of them were asked for).
+
+    One without a figure may only have no value for that kernel (a ratio of nothing to nothing): it counts as lacking
+    where an alternative has a figure, else it is asked for again.
+    """
+    missing: set[str] = set()
+    for names in table():
+        if any(name in present for name in names):
+            missing |= {name for name in names if name not in present}
+    return frozenset(missing)
 
 
 def load_unknown(file: Path) -> frozenset[str] | None:

@@ -22,16 +22,18 @@ from pathlib import Path
 __all__ = [
     "RawKernel",
     "RawRule",
+    "Reading",
     "SourceLine",
     "command",
     "find_ncu",
     "lasting_refusal",
-    "metrics_in",
     "number",
     "page_command",
     "parse_raw",
     "parse_rules",
     "parse_source",
+    "plain",
+    "read_pages",
     "refusal_in",
     "unknown_metrics_in",
 ]
@@ -114,7 +116,7 @@ def refusal_in(text: str) -> str:
         if pattern.search(text):
             return words
     found = _COMPLAINT.search(text)
-    return _plain(found["text"])[:200] if found is not None else ""
+    return plain(found["text"])[:200] if found is not None else ""
 
 
 def lasting_refusal(text: str) -> bool:
@@ -166,6 +168,22 @@ class SourceLine:
     figures: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a report holds, however it was read; rules of the greatest estimated gain first."""
+
+    kernels: tuple[RawKernel, ...]
+    rules: tuple[RawRule, ...] = ()
+    lines: tuple[SourceLine, ...] = ()
+
+
+def read_pages(pages: Mapping[str, str]) -> Reading:
+    """A report from its printed pages "raw", "details" and "source"; what is missing is empty."""
+    return Reading(
+        parse_raw(pages.get("raw", "")), parse_rules(pages.get("details", "")), parse_source(pages.get("source", ""))
+    )
+
+
 def number(text: str) -> float | None:
     """A cell's number, thousands separated or not; None for "n/a", "nan", "-" and words."""
     try:
@@ -173,13 +191,6 @@ def number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def metrics_in(text: str) -> frozenset[str]:
-    """Names of all metrics on the raw page. One that the device does not have is not there; one that has no value for
-    a kernel is."""
-    names = next((row for row in _rows(text) if "ID" in row and "Kernel Name" in row), [])
-    return frozenset(name for name in names if _is_metric(name))
 
 
 def _is_metric(name: str) -> bool:
@@ -206,7 +217,7 @@ def parse_raw(text: str) -> tuple[RawKernel, ...]:
                 figures[name] = (value, unit)
         index = number(cells["ID"])
         sizes = (_sizes(cells.get("Grid Size", "")), _sizes(cells.get("Block Size", "")))
-        kernels.append(RawKernel(int(index or 0), _plain(cells["Kernel Name"]), *sizes, figures))
+        kernels.append(RawKernel(int(index or 0), plain(cells["Kernel Name"]), *sizes, figures))
     return tuple(kernels)
 
 
@@ -221,8 +232,8 @@ def parse_rules(text: str) -> tuple[RawRule, ...]:
         cells = dict(zip(names, row, strict=False))
         if not cells.get("Rule Name") or cells.get("Rule Type") not in ("OPT", "WRN"):
             continue
-        index, rule = int(number(cells.get("ID", "")) or 0), _plain(cells["Rule Name"])
-        words = _plain(cells.get("Rule Description", ""))
+        index, rule = int(number(cells.get("ID", "")) or 0), plain(cells["Rule Name"])
+        words = plain(cells.get("Rule Description", ""))
         whole = cells.get("Estimated Speedup Type") == "global"
         speedup = number(cells.get("Estimated Speedup", "")) if whole else None
         found.setdefault((index, rule, words), RawRule(index, rule, words, speedup))
@@ -236,15 +247,15 @@ def parse_source(text: str) -> tuple[SourceLine, ...]:
     names: list[str] = []
     for row in _rows(text):
         if row[0] == "File Path":
-            file, names = _plain(Path(row[1]).name), []
+            file, names = plain(Path(row[1]).name), []
         elif row[0] in ("Function Name", "Kernel Name"):
-            symbol, names = _plain(row[1]), []
+            symbol, names = plain(row[1]), []
         elif row[0] == "Line No":
             names = row
         elif names and row[0].isdigit() and len(row) >= 2:
             pairs = zip(names[2:], row[2:], strict=False)
             figures = {name: value for name, cell in pairs if (value := number(cell)) is not None}
-            found.append(SourceLine(symbol, file, int(row[0]), _plain(row[1]).rstrip(), figures))
+            found.append(SourceLine(symbol, file, int(row[0]), plain(row[1]).rstrip(), figures))
     return tuple(found)
 
 
@@ -258,6 +269,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names and lines are the candidate's: printable, and of some length."""
     return "".join(char if char.isprintable() else " " for char in text)[:1000]

@@ -79,7 +79,7 @@ def _profile(name: str) -> Profile:
     fault = next(fault for fault in FAULTS if fault.name == name)
     call = _call(fault)
     pages = {page: (PAGES / f"{name}-{page}.csv").read_text() for page in ("raw", "details", "source")}
-    return profile_of(call, static_profile(call, "full"), pages)
+    return profile_of(call, static_profile(call, "full"), ncu.read_pages(pages))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -150,9 +150,9 @@ def _without(page: str, words: tuple[str, ...]) -> str:
 def test_lines_need_no_columns_that_only_the_section_has(name: str) -> None:
     call = _call(next(fault for fault in FAULTS if fault.name == name))
     pages = {page: (PAGES / f"{name}-{page}.csv").read_text() for page in ("raw", "source")}
-    whole = profile_of(call, static_profile(call, "quick"), pages)
+    whole = profile_of(call, static_profile(call, "quick"), ncu.read_pages(pages))
     pages["source"] = _without(pages["source"], ("Excessive", "Samples"))
-    bare = profile_of(call, static_profile(call, "quick"), pages)
+    bare = profile_of(call, static_profile(call, "quick"), ncu.read_pages(pages))
     assert [line.line for line in bare.lines] == [line.line for line in whole.lines]
     assert diagnose(bare)[0].lines[0].figures[1:] == diagnose(whole)[0].lines[0].figures[1:]
 
@@ -182,7 +182,7 @@ def test_one_launch_stands_for_all_of_its_shape() -> None:
     assert doubling in fault.plan
     call = _call(replace(fault, plan=fault.plan.replace(doubling, 5 * doubling)))
     pages = {"raw": (PAGES / "travelling-raw.csv").read_text()}
-    profile = profile_of(call, static_profile(call, "quick"), pages, once=True)
+    profile = profile_of(call, static_profile(call, "quick"), ncu.read_pages(pages), once=True)
     assert {kernel.function: kernel.launches for kernel in profile.kernels} == {
         "twice": 5,
         "increment": 1,
@@ -197,7 +197,8 @@ def test_metrics_that_the_device_lacks_are_learnt_from_its_answer(tmp_path: Path
     page = (PAGES / "lonely-raw.csv").read_text()
     asked = metrics.chosen(None)
     assert {name for names in metrics.floor() for name in names} <= set(asked) and len(metrics.floor()) == 24
-    lacking = set(asked) - ncu.metrics_in(page)
+    (kernel,) = ncu.parse_raw(page)
+    lacking = metrics.lacking(set(kernel.figures))
     assert "smsp__warp_issue_stalled_memory_dependency_per_warp_active.pct" in lacking
     file = tmp_path / "kept" / "answers.json"
     assert metrics.load_unknown(file) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from planted_faults import FAULTS, HONEST_ONE, Fault
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.profiling import Profiler
+from pytest_cudaforge.hardware import ncu, report_reading
 from pytest_cudaforge.hardware.counter_probe import probe
 from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Candidate, Profile, Target
@@ -24,6 +26,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
 ]
+
+PACKAGE = Path(ncu.__file__).resolve().parents[2]
 
 LAYERS = """
 import torch
@@ -305,3 +309,26 @@ def test_a_modules_kernels_have_names_and_times(evaluator: Evaluator, repo: Path
     assert [kernel.function for kernel in profile.kernels if kernel.own] == ["twice"]
     assert any(not kernel.own for kernel in profile.kernels)
     assert all(kernel.duration_ns for kernel in profile.kernels)
+
+
+def test_a_report_and_its_printed_pages_say_the_same(
+    counters: None, evaluator: Evaluator, repo: Path, tmp_path: Path
+) -> None:
+    fault = FAULTS[1]
+    profile = evaluator.profile(fault.candidate, _target(repo, fault.target))
+    program, environment = ncu.find_ncu(os.environ), {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    assert program is not None
+    read = report_reading.read(Path(profile.report), program, tmp_path, environment)
+    if read is None:
+        pytest.skip(f"ncu_report is not here or does not read this: {(tmp_path / 'reading.txt').read_text()[-300:]}")
+    printed = [ncu.page_command(program, Path(profile.report), page) for page in ("raw", "source")]
+    raw, source = (subprocess.run(argv, capture_output=True, text=True, check=True).stdout for argv in printed)
+    pages = ncu.read_pages({"raw": raw, "source": source})
+    (one,), (other,) = read.kernels, pages.kernels
+    assert (one.symbol, one.grid, one.block) == (other.symbol, other.grid, other.block)
+    for name, (value, unit) in other.figures.items():
+        assert one.figures[name][0] == pytest.approx(value, rel=1e-3, abs=0.006), (name, unit)
+    by_line = {line.line: line.figures for line in pages.lines}
+    for line in read.lines:
+        for name, figure in line.figures.items():
+            assert by_line[line.line].get(name, 0.0) == pytest.approx(figure), (line.line, name)
