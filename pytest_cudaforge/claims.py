@@ -22,7 +22,9 @@ _COMMON = read("32, 4 B, 8 B, 16 B, 32 B, 64 B, 128 B, 4 kB, 4096 B, 0 %, 100 %"
 _LABEL = re.compile(r"\b(?:rounds?|lines?|steps?)\s+(?:\d+\s*(?:,|and|to|-|–)\s*)*$", re.IGNORECASE)
 _DIVIDED = frozenset(["/", "÷", "over", "against", "of", "in", "at", "vs", "vs.", "versus", "by", "for"])
 _MULTIPLIED = frozenset(["*", "x", "×", "times"])
-_EQUALS = re.compile(r"\s*(?:=|≈|~|,|\(|is|are|makes|gives|takes)\s*(?:about |around |or |~|≈|=)?\s*")
+_EQUALS = re.compile(
+    r"[^.;:\d]{0,24}?(?:=|≈|~|→|,|\(|\b(?:is|are|makes|gives|takes|or))\s*(?:about |around |only |or |~|≈|=)?\s*"
+)
 _WORKING_SLACK = 0.03
 
 
@@ -74,7 +76,9 @@ def _between(text: str, one: Figure, other: Figure) -> str:
 
 def _results(left: float, operation: str, right: float) -> tuple[float, ...]:
     """What the working may give; a quotient is read either way round: 71.8 us against 62.4 us are 1.15x, and 87 %."""
-    if operation in _DIVIDED:
+    words = operation.split()
+    # "against a bound of", "of the device's"
+    if len(words) <= 5 and not _DIVIDED.isdisjoint(words):
         return tuple(a / b for a, b in ((left, right), (right, left)) if b)
     if operation in _MULTIPLIED:
         return (left * right,)

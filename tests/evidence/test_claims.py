@@ -38,6 +38,9 @@ CANDIDATE = Candidate.of("cuda", {"kernel.cu": CODE, "plan.py": PLAN})
         "262 MB in 71.9 us is 3.64 TB/s of 4.2 TB/s (87 %)",
         "71.9 us for 262 MB is 3.64 TB/s",
         "71.9 us for 262 MB, 3.64 TB/s",
+        "now 71.9 us against a bound of 62.4 us, 1.15x",
+        "71.9 us against 412 us eager \u2192 5.73x",
+        "71.9 us of the 412 us that eager takes, or 17.5 %",
         "3 % slower than round 2, as in rounds 11 and 12",
         # What the code says may be said again, without a unit.
         "17408 elements, launch bounds of 640",
@@ -60,6 +63,8 @@ def test_figures_that_stand(claim: str) -> None:
         ("now 71.9 us, at 91 % of peak", ("91 %",)),
         ("3.64 TB/s", ("3.64 TB/s",)),  # true, but without its working
         ("262 MB / 71.9 us = 5.1 TB/s", ("5.1 TB/s",)),
+        ("71.9 us against a bound of 62.4 us, 1.4x", ("1.4x",)),
+        ("71.9 us and 412 us. Then 5.73x", ("5.73x",)),
         ("400 MB / 71.9 us = 5.56 TB/s", ("400 MB", "5.56 TB/s")),
         ("40 registers, 1024 threads", ("40", "1024")),
         ("17408 us are lost in 640 MB", ("17408 us", "640 MB")),  # numbers of the code are no times
