@@ -229,11 +229,11 @@ def _doubts(feedback: Feedback, told: JudgeEvidence) -> Iterator[str]:
 
 
 def _told_text(told: JudgeEvidence) -> str:
-    """All of the prompt that was measured or counted: no code, and not what a Judge said in an earlier round."""
+    """All of the prompt that was measured, counted or predicted: no code, and no reasons of an earlier Judge's."""
     reference = _reference(told)
     measured = page(_evaluation(told), told.baselines).text
-    outcomes = [attempt.outcome for attempt in attempts.remember(told.attempts)]
-    return "\n".join([measured, reference["workloads"], reference["contract"], reference["device"], *outcomes])
+    tried = [f"expected {attempt.expected}x, {attempt.outcome}" for attempt in attempts.remember(told.attempts)]
+    return "\n".join([measured, reference["workloads"], reference["contract"], reference["device"], *tried])
 
 
 def _code(told: JudgeEvidence) -> str:
