@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,14 @@ class Replayed:
         Raises OracleError and TargetError where the call's inputs cannot be drawn.
         """
         layout = call_layout(call.product.traced, frames=1)
-        with tempfile.TemporaryDirectory(prefix="cudaforge-profile-") as name, self._values(call, layout) as arena:
-            folder = Path(name)
+        with tempfile.TemporaryDirectory(prefix="cudaforge-profile-") as name, self._bench(call, layout) as opened:
+            folder, (bench, arena) = Path(name), opened
             told = {"watch": watch, "calls": calls, "limit_s": int(limit_s) + 5, "device": self.device}
-            _write(folder, call, layout, {**told, "arena_bytes": arena.nbytes})
+            with ThreadPoolExecutor(1) as pool:
+                # Compiling with line numbers takes as long as drawing values.
+                writing = pool.submit(_write, folder, call, layout, {**told, "arena_bytes": arena.nbytes})
+                self.oracle.fill_all(bench, [random.SystemRandom().getrandbits(62)], 0)
+                writing.result()
             handover = Handover(folder, arena.fd)
             try:
                 yield folder
@@ -59,12 +64,11 @@ class Replayed:
                 handover.close()
 
     @contextlib.contextmanager
-    def _values(self, call: ProfiledCall, layout: CallLayout) -> Iterator[ExportedArena]:
-        """An arena with drawn values, on the device."""
+    def _bench(self, call: ProfiledCall, layout: CallLayout) -> Iterator[tuple[int, ExportedArena]]:
+        """Memory for the call's values, on the device."""
         bench, arena = self.oracle.open_bench(call.target, call.product.workload.name, "", layout.data)
         try:
-            self.oracle.fill_all(bench, [random.SystemRandom().getrandbits(62)], 0)
-            yield arena
+            yield bench, arena
         finally:
             arena.close()
             self.oracle.close_bench(bench)
