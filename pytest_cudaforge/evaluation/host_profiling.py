@@ -43,11 +43,14 @@ _LOOK_NS = {"quick": 4e7, "full": 2e8}
 _LOOKS = 8
 _TURN_NS = 2e6
 _TURNS = 3
-#: Kernels looked at one by one; the others are part of the call only.
+#: Calls so long are timed one by one; with fewer threads they are not made where they would take longer than this.
+_LONG_NS, _LONGEST_NS = 2e7, 1e9
+#: Kernels looked at one by one, and for how long in all; the others are part of the call only.
+_PATIENCE_S = 10.0
 _MOST_KERNELS = 8
 _MOST_REMARKS = 16
 _MOST_CALLS = 20_000
-_MOST_SAMPLED_THREADS = 16
+_MOST_SAMPLED_THREADS = 64
 #: A thread with less than this of the work was not asked to take part.
 _IDLE = 0.01
 
@@ -160,13 +163,20 @@ class _Look:
             groups = _groups(self.main, self._binaries)
             if len(groups) > _MOST_KERNELS:
                 self.notes.append(f"the first {_MOST_KERNELS} of {len(groups)} kernels were looked at one by one")
+            began = time.monotonic()
             for group in groups[:_MOST_KERNELS]:
+                if time.monotonic() - began > _PATIENCE_S:
+                    self.notes.append(f"after {_PATIENCE_S:g} s no further kernels were looked at: calls take long")
+                    break
                 self._look_at_group(desk, group, alone=len(groups) == 1)
 
     def _scale(self, desk: _Desk) -> None:
         """The whole call with fewer threads."""
         most = self.seat.threads
         for count in (1 << i for i in range(most.bit_length()) if 1 << i < most):
+            if self.call_ns * most / count > _LONGEST_NS:
+                self.notes.append(f"{count} of {most} threads would take long: how that scales was not measured")
+                continue
             taken_ns = desk.time_with(count, most)
             self.figures.append((f"time_with_{count}_thread{'s' if count > 1 else ''}", taken_ns, "ns"))
             self.figures += [("thread_speedup", taken_ns / self.call_ns, "")] if count == 1 else []
@@ -178,27 +188,30 @@ class _Look:
         part = replace(self.main, steps=group.steps)
         desk.load(TracedPlan(part), () if group.binary is None else (group.binary,))
         taken_ns = self.call_ns if alone else desk.time_ns()
-        metrics: list[Figure] = [("time", taken_ns, "ns"), *self._traffic(group, taken_ns)]
-        if self.seat.threads > 1 and not alone:
+        launches = sum(isinstance(step, (Launch, LibraryCall)) for step in group.steps)
+        metrics: list[Figure] = [("time", taken_ns, "ns"), ("time_per_launch", taken_ns / launches, "ns")]
+        metrics += self._traffic(group, taken_ns)
+        if self.seat.threads > 1 and not alone and taken_ns * self.seat.threads <= _LONGEST_NS:
             metrics.append(("thread_speedup", desk.time_with(1, self.seat.threads) / taken_ns, ""))
         seen = desk.look(_LOOK_NS[self.depth], self.notes)
         metrics += seen.figures
         if seen.counts is not None and seen.counts.values:
             self.counted = True
             metrics += _counted(seen.counts, seen.calls)
-        if seen.addresses:
-            metrics += self._summarised(desk.worker.pgid, group, seen.addresses)
-        launches = sum(isinstance(step, (Launch, LibraryCall)) for step in group.steps)
+        sampled = self._summarised(desk.worker.pgid, group, seen.samples) if any(seen.samples) else ()
+        # Samples tell work from waiting, time on a core does not.
+        better = {name for name, _, _ in sampled}
+        metrics = [*(figure for figure in metrics if figure[0] not in better), *sampled]
         self.kernels.append(ProfiledKernel(group.name, group.own, launches, taken_ns, metrics=tuple(metrics)))
 
-    def _summarised(self, pid: int, group: _Group, addresses: Sequence[int]) -> tuple[Figure, ...]:
+    def _summarised(self, pid: int, group: _Group, samples: Sequence[Sequence[int]]) -> tuple[Figure, ...]:
         binary = group.binary
         source = dict(self.call.candidate.files).get(SOURCE_NAME, "")
         summary = summarise(
             group.name,
             source,
             _loops(binary) if binary is not None else (),
-            addresses,
+            samples,
             mapped_files(pid),
             lambda offsets: self.seat.places(binary, offsets) if binary is not None and offsets else (),
         )
@@ -249,11 +262,12 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Of so many ``calls``: counters over all threads, sampled addresses, and what the process took of the machine."""
+    """Of so many ``calls``: counters over all threads, sampled addresses by thread (the calling one first), what the
+    process took of the machine."""
 
     calls: int
     counts: Counts | None
-    addresses: list[int]
+    samples: list[list[int]]
     figures: tuple[Figure, ...]
 
 
@@ -276,6 +290,10 @@ class _Desk:
 
     def time_ns(self) -> float:
         """ns per call, the least of a few turns: what others do to the machine only makes it longer."""
+        once_ns = self._run(1)
+        if once_ns > _LONG_NS:
+            # What a request costs besides is nothing beside it.
+            return float(min(once_ns, self._run(1)))
         party = SlopeParty(self._run, len(self.sets))
         return max(1.0, min(party.turn(_TURN_NS) for _ in range(_TURNS)))
 
@@ -299,26 +317,29 @@ class _Desk:
 
     def look(self, span_ns: float, notes: list[str]) -> _Seen:
         """Watch calls for about ``span_ns``, and again where that gave few samples."""
-        pid, made, addresses = self.worker.pgid, 0, list[int]()
+        pid, made = self.worker.pgid, 0
         self._run(1)
         before = _Usage.of(pid)
         with contextlib.ExitStack() as stack:
             counted = stack.enter_context(self.counters.counting()) if self.counters is not None else []
             samplers = [stack.enter_context(sampler) for sampler in _samplers(pid, notes)]
+            samples: list[list[int]] = [[] for _ in samplers]
             for _ in range(_LOOKS):
                 with contextlib.ExitStack() as sampled:
                     found = [sampled.enter_context(sampler.sampling()) for sampler in samplers]
                     made += self._run_for(span_ns)
-                addresses += [address for part in found for address in part]
-                if not samplers or len(addresses) >= 4 * LEAST_SAMPLES:
+                for kept, new in zip(samples, found, strict=True):
+                    kept += new
+                if not samplers or sum(map(len, samples)) >= 8 * LEAST_SAMPLES:
                     break
-        return _Seen(made, counted[0] if counted else None, addresses, _Usage.of(pid).since(before, pid, made))
+        return _Seen(made, counted[0] if counted else None, samples, _Usage.of(pid).since(before, pid, made))
 
 
 def _samplers(pid: int, notes: list[str]) -> Iterator[perf.Sampler]:
     """One for each thread that the process has by now, as far as the kernel allows."""
     try:
-        for thread in _threads(pid)[:_MOST_SAMPLED_THREADS]:
+        # The calling thread first: it is the process's first one.
+        for thread in sorted(_threads(pid), key=lambda thread: thread != pid)[:_MOST_SAMPLED_THREADS]:
             yield perf.sampler(thread)
     except PerfRefused as error:
         notes.append(_refused("no samples of some threads, and so fewer hot lines", error))

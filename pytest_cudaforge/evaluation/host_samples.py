@@ -66,18 +66,24 @@ def summarise(
     kernel: str,
     source: str,
     loops: Sequence[LoopRemark],
-    addresses: Sequence[int],
+    threads: Sequence[Sequence[int]],
     files: Sequence[MappedFile],
     places_of: Callable[[Sequence[int]], Sequence[Place]],
 ) -> SampleSummary:
-    """What the sampled ``addresses`` of one kernel's launches say; ``places_of`` resolves offsets in its binary."""
-    found = [_place(files, address) for address in addresses]
-    waiting = sum(_OPENMP.match(name) is not None for name, _ in found)
-    working = len(found) - waiting
+    """What sampled addresses say of one kernel's launches; ``places_of`` resolves offsets in its binary.
+
+    ``threads``: the addresses of each thread, of the one that calls first.
+    """
+    by_thread = [[_place(files, address) for address in addresses] for addresses in threads]
+    found = [place for places in by_thread for place in places]
+    works = [sum(_OPENMP.match(name) is None for name, _ in places) for places in by_thread]
+    working = sum(works)
+    waiting = len(found) - working
     figures: list[Figure] = [("samples", float(len(found)), "")]
     figures += _share("time_in_openmp_runtime", waiting, len(found))
     if working < LEAST_SAMPLES:
         return SampleSummary(tuple(figures), ())
+    figures += _shared_out(works, [len(places) for places in by_thread])
     figures += _share("time_in_libm", sum(_LIBM.match(name) is not None for name, _ in found), working)
     offsets = Counter(offset for name, offset in found if name.startswith(_OWN))
     places = dict(zip(offsets, places_of(list(offsets)), strict=True))
@@ -93,6 +99,16 @@ def summarise(
     figures += _share("scalar_loops_share", scalar, working)
     figures += _share("strided_loops_share", strided, working)
     return SampleSummary(tuple(figures), tuple(_hot_lines(kernel, source, lines, working)))
+
+
+def _shared_out(works: Sequence[int], samples: Sequence[int]) -> list[Figure]:
+    """How the work is shared out: what others than the calling thread did of it, and the busiest thread's over the mean
+    of those that took part (a thread that only waits takes part; one that sleeps is not sampled)."""
+    taking_part = [work for work, count in zip(works, samples, strict=True) if count >= 0.01 * sum(samples)]
+    return [
+        ("work_on_other_threads", 100.0 * sum(works[1:]) / sum(works), "%"),
+        ("thread_imbalance", max(taking_part) * len(taking_part) / sum(taking_part), ""),
+    ]
 
 
 def _share(name: str, count: int, total: int) -> list[Figure]:

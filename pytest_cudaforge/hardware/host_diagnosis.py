@@ -33,6 +33,8 @@ HOST_BOUNDS: Mapping[str, str] = {
 _SHORT_NS = 3000.0
 _HIGH = 60.0
 _REDUNDANT = 1.5
+#: So much of the bandwidth is more than a ceiling measured too low explains.
+_IMPOSSIBLE = 200.0
 #: A share of the samples that is most of the kernel.
 _MOST = 40.0
 _WAITING = 25.0
@@ -71,7 +73,7 @@ def host_rules(kernel: ProfiledKernel, facts: Figures) -> tuple[RuleFinding, ...
 
 def _one_thread(seen: Figures) -> HostFinding | None:
     threads = seen.get("threads", 1.0)
-    if threads < 2 or seen.get("work_on_other_threads", 100.0) >= _ALONE or seen.get("time", 0.0) < 2 * _SHORT_NS:
+    if threads < 2 or seen.get("work_on_other_threads", 100.0) >= _ALONE or _short(seen):
         return None
     figures = ("work_on_other_threads", "threads", "thread_speedup")
     return HostFinding("one thread", figures, 100.0 * (1.0 - 1.0 / threads))
@@ -82,7 +84,7 @@ def _waiting(seen: Figures) -> HostFinding | None:
     uneven = 100.0 * (1.0 - 1.0 / max(1.0, seen.get("thread_imbalance", 1.0)))
     # Where others use the cores, a thread spins for one that was not let run.
     spinning = seen.get("time_in_openmp_runtime", 0.0) if "foreign_load" not in seen else 0.0
-    if max(uneven, spinning) < _WAITING:
+    if max(uneven, spinning) < _WAITING or seen.get("work_on_other_threads", 100.0) < _ALONE:
         return None
     figures = ("time_in_openmp_runtime", "thread_imbalance", "thread_speedup")
     return HostFinding("waiting threads", figures, max(uneven, spinning))
@@ -97,9 +99,9 @@ def _faults(seen: Figures) -> HostFinding | None:
 
 
 def _short(seen: Figures) -> HostFinding | None:
-    if seen.get("time", _SHORT_NS) >= _SHORT_NS:
+    if seen.get("time_per_launch", _SHORT_NS) >= _SHORT_NS:
         return None
-    return HostFinding("call overhead", ("time", "launches"))
+    return HostFinding("call overhead", ("time_per_launch", "time", "launches"))
 
 
 def _strided(seen: Figures) -> HostFinding | None:
@@ -119,7 +121,7 @@ def _library(seen: Figures) -> HostFinding | None:
 
 def _scalar(seen: Figures) -> HostFinding | None:
     share = seen.get("scalar_loops_share", 0.0)
-    if share < _MOST or seen.get("bandwidth_share", 0.0) >= _HIGH:
+    if share < _MOST or _memory(seen) >= _HIGH:
         return None
     return HostFinding("scalar code", ("scalar_loops_share", "bandwidth_share", "instructions_per_cycle"), share * 0.5)
 
@@ -132,7 +134,7 @@ def _branches(seen: Figures) -> HostFinding | None:
 
 def _full(seen: Figures) -> HostFinding | None:
     """A unit near its peak, whichever is nearest."""
-    memory, arithmetic = seen.get("bandwidth_share", 0.0), seen.get("peak_share", 0.0)
+    memory, arithmetic = _memory(seen), seen.get("peak_share", 0.0)
     if max(memory, arithmetic) < _HIGH:
         return None
     if arithmetic > memory:
@@ -146,7 +148,7 @@ def _redundant(seen: Figures) -> HostFinding | None:
     redundancy = _redundancy(seen)
     if redundancy < _REDUNDANT:
         return None
-    busy = seen.get("bandwidth_share", 0.0) >= _HIGH
+    busy = _memory(seen) >= _HIGH
     gain = 100.0 * (1.0 - 1.0 / redundancy) if busy else None
     return HostFinding("redundant traffic", ("plan_bytes", "minimal_bytes", "bandwidth_share"), gain)
 
@@ -167,8 +169,13 @@ def _latency(seen: Figures) -> HostFinding | None:
 
 def _room(seen: Figures) -> float | None:
     """What is left below the bandwidth, where it is known."""
-    share = seen.get("bandwidth_share")
-    return None if share is None else max(0.0, 100.0 - share)
+    return max(0.0, 100.0 - _memory(seen)) if "bandwidth_share" in seen else None
+
+
+def _memory(seen: Figures) -> float:
+    """How busy memory is, in percent of its bandwidth; 0 where the kernel cannot have touched all of its buffers."""
+    share = seen.get("bandwidth_share", 0.0)
+    return share if share <= _IMPOSSIBLE else 0.0
 
 
 _TESTS: tuple[Callable[[Figures], HostFinding | None], ...] = (

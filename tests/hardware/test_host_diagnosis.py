@@ -12,6 +12,7 @@ from pytest_cudaforge.records import Profile, ProfiledKernel
 FACTS = {"threads": 8.0, "minimal_bytes": 1e6, "plan_bytes": 1e6, "launches": 1.0}
 ORDERLY = {
     "time": 1e5,
+    "time_per_launch": 1e5,
     "bandwidth_share": 50.0,
     "work_on_other_threads": 87.5,
     "thread_imbalance": 1.05,
@@ -42,7 +43,7 @@ def test_nothing_is_said_of_a_kernel_that_shows_nothing() -> None:
         ({"thread_imbalance": 2.0}, "waiting threads", "thread_imbalance", 50.0),
         ({"time_in_openmp_runtime": 60.0}, "waiting threads", "time_in_openmp_runtime", 60.0),
         ({"page_faults_per_call": 100.0}, "page faults", "page_faults_per_call", 70.0),
-        ({"time": 900.0}, "call overhead", "time", None),
+        ({"time_per_launch": 900.0}, "call overhead", "time_per_launch", None),
         ({"strided_loops_share": 80.0}, "strided access", "strided_loops_share", 50.0),
         ({"element_moves_share": 40.0}, "strided access", "element_moves_share", 50.0),
         ({"time_in_libm": 60.0}, "library calls", "time_in_libm", 45.0),
