@@ -14,7 +14,7 @@ from pytest_cudaforge.prompts import sheets
 from pytest_cudaforge.records import Feedback, Round
 from pytest_cudaforge.strategies import speedup_of
 
-__all__ = ["Attempt", "fingerprint", "gain_of", "remember", "render", "repeated"]
+__all__ = ["Attempt", "fingerprint", "gain_of", "remember", "render", "render_chain", "repeated"]
 
 #: Less than this is nothing: two sittings on one machine differ by as much.
 NOTHING_GAINED = 1.02
@@ -72,10 +72,26 @@ def _line(attempt: Attempt) -> str:
     """What came of it first: the end of a long method may be cut off."""
     place = f" in {attempt.place}" if attempt.place else ""
     expected = "" if attempt.expected is None else f", expected {attempt.expected:.3g}x"
-    method = " ".join(attempt.method.split())
-    if len(method) > _METHOD_CHARACTERS:
-        method = method[:_METHOD_CHARACTERS].rpartition(" ")[0] + "..."
-    return f"- round {attempt.number}, from round {attempt.parent}{place}{expected}: {attempt.outcome} <- {method}"
+    known = f"- round {attempt.number}, from round {attempt.parent}{place}{expected}: {attempt.outcome}"
+    return f"{known} <- {_cut(attempt.method)}"
+
+
+def _cut(method: str) -> str:
+    text = " ".join(method.split())
+    return text if len(text) <= _METHOD_CHARACTERS else text[:_METHOD_CHARACTERS].rpartition(" ")[0] + "..."
+
+
+def render_chain(rounds: Sequence[Round], subject: int) -> list[str]:
+    """One line for each round of any kind: what was tried, and what came of it. ``subject`` is the one in question."""
+    return [_turn(turn, rounds) + (" [the candidate above]" if turn.number == subject else "") for turn in rounds]
+
+
+def _turn(turn: Round, rounds: Sequence[Round]) -> str:
+    start = f"from round {turn.parent}" if turn.parent is not None else "first candidate"
+    said = turn.feedback
+    what = "" if said is None else f": {_cut(said.why if said.kind == 'optimization' else said.action)}"
+    before = next((entry for entry in rounds if entry.number == turn.parent), None)
+    return f"- round {turn.number} ({start}){what} -> {_outcome(turn, gain_of(turn, before) if before else None)}"
 
 
 def _attempt(turn: Round, rounds: Sequence[Round]) -> Attempt:
@@ -83,7 +99,7 @@ def _attempt(turn: Round, rounds: Sequence[Round]) -> Attempt:
     end, start = _mended(turn, rounds), next((entry for entry in rounds if entry.number == turn.parent), None)
     measured = gain_of(end, start) if start is not None else None
     said = turn.feedback
-    outcome = _outcome(end, measured, turn.parent)
+    outcome = _outcome(end, measured)
     if end is not turn:
         outcome = f"{_failure(turn)}; corrected in round {end.number}: {outcome}"
     return Attempt(turn.number, turn.parent, said.why, said.place, said.expected, measured, outcome)
@@ -98,17 +114,17 @@ def _mended(turn: Round, rounds: Sequence[Round]) -> Round:
     return end
 
 
-def _outcome(turn: Round, measured: float | None, parent: int) -> str:
+def _outcome(turn: Round, measured: float | None) -> str:
     if turn.duplicate_of is not None:
         return f"the same code as round {turn.duplicate_of}"
-    if measured is None:
+    timing = turn.evaluation.timing if turn.evaluation is not None and turn.evaluation.passed else None
+    if timing is None:
         return _failure(turn)
-    assert turn.evaluation is not None and turn.evaluation.timing is not None  # else nothing was measured
-    timing = turn.evaluation.timing
+    gain = "correct" if measured is None else f"measured {measured:.3g}x"
     times = ", ".join(sheets.render_ns(entry.candidate.median_ns) for entry in timing.workloads[:3])
     doubt = f" ({timing.decision})" if timing.decision in ("inconclusive", "disturbed") else ""
-    verdict = ", it brought nothing" if measured < NOTHING_GAINED else ""
-    return f"measured {measured:.3g}x of round {parent}, {times}{doubt}{verdict}"
+    verdict = ", it brought nothing" if measured is not None and measured < NOTHING_GAINED else ""
+    return f"{gain}, {times}{doubt}{verdict}"
 
 
 def _failure(turn: Round) -> str:

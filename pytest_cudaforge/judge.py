@@ -131,15 +131,15 @@ def render_repair(messages: Sequence[Message], reply: str, error: ReplyError) ->
 def _correction(told: JudgeEvidence) -> str:
     evaluation = _evaluation(told)
     # What led here matters when a fix did not take; other lines of attack do not.
-    earlier = [
-        turn for turn in told.attempts if turn.number == told.subject.number or turn.number == told.subject.parent
-    ]
+    number, parent = told.subject.number, told.subject.parent
+    chain = [turn for turn in told.attempts if turn.number in (number, parent)] if parent is not None else []
+    earlier = "\n".join(attempts.render_chain(chain, number))
     return fill(
         "judge_correction",
         **_reference(told),
         module=sheets.render_module(told.facts.module),
         evidence=sheets.render_verdict(evaluation),
-        attempts=sheets.render_attempts(earlier, told.subject.number) if told.subject.parent is not None else "",
+        attempts=f"Earlier attempts:\n{fence(earlier, 'text')}" if earlier else "",
     )
 
 

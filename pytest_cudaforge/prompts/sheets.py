@@ -19,7 +19,6 @@ from pytest_cudaforge.records import (
     Evaluation,
     KernelResources,
     Mismatch,
-    Round,
     Sample,
     TargetFacts,
     Timing,
@@ -372,58 +371,3 @@ def _resources(kernel: KernelResources) -> str:
     parts = [f"{name} {value}{unit}" for name, value, unit in known if value is not None]
     name = kernel.kernel.replace("`", "'")
     return f"- `{name}`: {', '.join(parts)}" if parts else ""
-
-
-# -- earlier rounds ----------------------------------------------------------------------------------------------
-
-
-def render_attempts(rounds: Sequence[Round], subject: int | None = None) -> str:
-    """One line a round: what was tried, and what came of it; "" for none. ``subject`` is the round under review."""
-    if [turn.number for turn in rounds] == [subject]:
-        return ""
-    known = {other.number: other for other in rounds}
-    lines = [_attempt(turn, known) + (" [the candidate above]" if turn.number == subject else "") for turn in rounds]
-    return "Earlier attempts:\n" + fence("\n".join(lines), "text") if lines else ""
-
-
-def _attempt(turn: Round, rounds: Mapping[int, Round]) -> str:
-    start = f"from round {turn.parent}" if turn.parent is not None else "first candidate"
-    tried = ""
-    if turn.feedback:
-        what = turn.feedback.why if turn.feedback.kind == "optimization" else turn.feedback.action
-        tried = f": {shorten(' '.join(what.split()), 480)}"
-    return f"- round {turn.number} ({start}){tried} -> {_outcome(turn, rounds)}"
-
-
-def _outcome(turn: Round, rounds: Mapping[int, Round]) -> str:
-    if turn.duplicate_of is not None:
-        return f"the same code as round {turn.duplicate_of}"
-    if turn.evaluation is None:
-        return f"no candidate ({shorten(turn.failure, 160) or 'the reply could not be used'})"
-    if not turn.evaluation.passed:
-        return f"{turn.evaluation.status.value}: {shorten(' '.join(turn.evaluation.reason.split()), 200)}"
-    if turn.evaluation.timing is None:
-        return "correct, not timed"
-    speedup = _speedup(turn) or 0.0
-    before = _speedup(rounds.get(turn.parent)) if turn.parent is not None else None
-    gain = f", {speedup / before - 1:+.0%} over round {turn.parent}" if before else ""
-    return f"correct, {_kernel_times(turn.evaluation.timing)}, {speedup:.3g}x the faster baseline{gain}"
-
-
-def _speedup(turn: Round | None) -> float | None:
-    """Against the faster baseline, as candidates are ranked."""
-    timing = turn.evaluation.timing if turn and turn.evaluation else None
-    if timing is None:
-        return None
-    return min(timing.speedup_eager, timing.speedup_compile or timing.speedup_eager)
-
-
-def _kernel_times(timing: Timing) -> str:
-    """The candidate's own times: ratios stand on baselines that every round measures again."""
-    times = [
-        f"{render_ns(entry.candidate.median_ns)} ({render_ns(entry.candidate.low_ns)} to "
-        f"{render_ns(entry.candidate.high_ns)})"
-        for entry in timing.workloads
-    ]
-    doubt = f" [{timing.decision}]" if timing.decision in ("inconclusive", "disturbed") else ""
-    return "takes " + ", ".join(times) + doubt

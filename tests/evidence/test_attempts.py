@@ -25,9 +25,7 @@ def test_an_attempt_holds_method_place_expected_and_measured() -> None:
     assert (found.number, found.parent, found.method, found.place, found.expected) == (2, 1, "fuse", "f", 1.3)
     assert found.measured == pytest.approx(1.25)
     assert not found.failed
-    assert attempts.render([found]) == [
-        "- round 2, from round 1 in f, expected 1.3x: measured 1.25x of round 1, 160 us <- fuse"
-    ]
+    assert attempts.render([found]) == ["- round 2, from round 1 in f, expected 1.3x: measured 1.25x, 160 us <- fuse"]
 
 
 def test_one_sitting_decides_over_two() -> None:
@@ -37,7 +35,7 @@ def test_one_sitting_decides_over_two() -> None:
     raced = dataclasses.replace(turn, evaluation=dataclasses.replace(turn.evaluation, timing=timing))
     (found,) = attempts.remember([FIRST, raced])
     assert (found.measured, found.failed) == (0.98, True)
-    assert attempts.render([found])[0].endswith("measured 0.98x of round 1, 160 us, it brought nothing <- fuse")
+    assert attempts.render([found])[0].endswith("measured 0.98x, 160 us, it brought nothing <- fuse")
 
 
 def test_what_broke_and_was_mended_counts_as_what_was_mended() -> None:
@@ -46,7 +44,7 @@ def test_what_broke_and_was_mended_counts_as_what_was_mended() -> None:
     mended = dataclasses.replace(made.passed(3, 150_000, parent=2), kind="correction")
     (found,) = attempts.remember([FIRST, broken, mended])
     assert found.measured == pytest.approx(4 / 3)
-    assert "INCORRECT_NUMERICAL: out is wrong; corrected in round 3: measured 1.33x of round 1" in found.outcome
+    assert "INCORRECT_NUMERICAL: out is wrong; corrected in round 3: measured 1.33x, 150 us" in found.outcome
 
 
 def test_an_idea_that_was_never_carried_out_is_remembered_and_may_return() -> None:
@@ -101,8 +99,21 @@ def test_another_number_is_another_idea() -> None:
     assert attempts.repeated(dataclasses.replace(proposed, why="512 threads a block"), memory) is not None
 
 
+def test_a_chain_of_corrections_says_what_was_done_and_what_came_of_it() -> None:
+    rounds = [FIRST, tried(2, 100_000), made.wrong_numbers(3, parent=2)]
+    rounds.append(dataclasses.replace(rounds[1], number=4, duplicate_of=2))
+    rounds.append(dataclasses.replace(FIRST, number=5, candidate=None, evaluation=None, failure="no code"))
+    assert attempts.render_chain(rounds, 3) == [
+        "- round 1 (first candidate) -> correct, 200 us",
+        "- round 2 (from round 1): fuse -> measured 2x, 100 us",
+        "- round 3 (from round 2): add a barrier -> INCORRECT_NUMERICAL: out is wrong [the candidate above]",
+        "- round 4 (from round 1): fuse -> the same code as round 2",
+        "- round 5 (first candidate) -> no candidate (no code)",
+    ]
+
+
 def test_long_methods_are_cut() -> None:
     (line,) = attempts.render(attempts.remember([FIRST, tried(2, 1e5, "very " * 1000 + "\n```")]))
     assert len(line) < 320
-    assert "measured 2x of round 1" in line and line.endswith("very...")
+    assert "measured 2x, 100 us <- very" in line and line.endswith("very...")
     assert "\n" not in line

@@ -64,7 +64,7 @@ def test_the_page_says_where_time_goes_what_bounds_it_and_what_shows_it() -> Non
     assert "(23.4 % of the kernel's time): UncoalescedGlobalAccess: Only 4.0 of the 32 bytes" in text
     assert "kernel.cu:12 34.1 % of samples | kept[i] = in[at]; | stall_barrier 120 sample" in text
     assert "bandwidth_ceiling 4.2 TB/s" in text
-    assert "- round 2, from round 1 in peak_norm, expected 1.4x: measured 1.33x of round 1, 150 us <- keep the" in text
+    assert "- round 2, from round 1 in peak_norm, expected 1.4x: measured 1.33x, 150 us <- keep the" in text
     assert text.count(DRAM) == 1, "what the bound cites is not said twice"
 
 

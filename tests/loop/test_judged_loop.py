@@ -175,7 +175,7 @@ def test_an_idea_that_failed_goes_back_with_what_it_brought(tmp_path: Path) -> N
     made = bench(tmp_path, 3, judge=[SPEED, optimization("Vector loads."), OTHERS[0]])
     trace = made.forge()
     assert "that was tried in round 2 and brought 0.75x" in prompts(made)[2]
-    assert "- round 2, from round 1 in plan.py, expected 1.2x: measured 0.75x of round 1, 667 ns" in prompts(made)[1]
+    assert "- round 2, from round 1 in plan.py, expected 1.2x: measured 0.75x, 667 ns" in prompts(made)[1]
     assert trace.rounds[2].feedback is not None and trace.rounds[2].feedback.why == "shared tiles"
 
 

@@ -4,7 +4,6 @@ import prompt_records as made
 import pytest
 
 from pytest_cudaforge.prompts import sheets
-from pytest_cudaforge.records import Status
 
 
 @pytest.mark.parametrize(
@@ -138,25 +137,3 @@ def test_timing_and_resources():
     assert "(reached to 50%); 1 launch" in text
     assert "- `peak_norm<float>`: registers 40, spills 16 B" in sheets.render_resources(turn.evaluation.build)
     assert sheets.render_resources(None) == ""
-
-
-def test_the_only_round_is_no_earlier_attempt():
-    assert sheets.render_attempts([made.passed(1, 1e5)], 1) == ""
-
-
-def test_attempts_say_what_was_tried_and_what_it_gained():
-    rounds = [made.passed(1, 200_000), made.passed(2, 100_000, parent=1), made.wrong_numbers(3, parent=2)]
-    rounds.append(dataclasses.replace(rounds[1], number=4, duplicate_of=2))
-    rounds.append(dataclasses.replace(rounds[0], number=5, candidate=None, evaluation=None, failure="no code"))
-    lines = sheets.render_attempts(rounds).splitlines()
-    assert lines[1] == "```text"
-    lines = lines[1:]
-    assert (
-        lines[1] == "- round 1 (first candidate) -> correct, takes 200 us (196 us to 206 us), 1.5x the faster baseline"
-    )
-    assert ": keep the row in registers -> correct, takes 100 us (" in lines[2]
-    assert lines[2].endswith("3x the faster baseline, +100% over round 1")
-    assert lines[3].endswith(f": add a barrier -> {Status.INCORRECT_NUMERICAL.value}: out is wrong")
-    assert lines[4].endswith("the same code as round 2")
-    assert lines[5].endswith("no candidate (no code)")
-    assert sheets.render_attempts([]) == ""
