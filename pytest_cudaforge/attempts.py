@@ -26,7 +26,8 @@ _ALIKE = 0.6
 @dataclass(frozen=True)
 class Attempt:
     """One optimization. ``expected`` and ``measured`` are factors over the ``parent`` round's time; ``outcome`` is what
-    became of it in words. ``measured`` None: no correct code came of it, nor of the corrections that followed."""
+    became of it in words. ``measured`` None: no correct code came of it, nor of the corrections that followed.
+    ``failed``: correct code showed that the idea brings nothing."""
 
     number: int
     parent: int
@@ -35,11 +36,7 @@ class Attempt:
     expected: float | None
     measured: float | None
     outcome: str
-
-    @property
-    def failed(self) -> bool:
-        """Whether correct code showed that the idea brings nothing."""
-        return self.measured is not None and self.measured < NOTHING_GAINED
+    failed: bool
 
 
 def remember(rounds: Sequence[Round]) -> tuple[Attempt, ...]:
@@ -102,7 +99,15 @@ def _attempt(turn: Round, rounds: Sequence[Round]) -> Attempt:
     outcome = _outcome(end, measured)
     if end is not turn:
         outcome = f"{_failure(turn)}; corrected in round {end.number}: {outcome}"
-    return Attempt(turn.number, turn.parent, said.why, said.place, said.expected, measured, outcome)
+    failed = _brought_nothing(end, measured)
+    return Attempt(turn.number, turn.parent, said.why, said.place, said.expected, measured, outcome, failed)
+
+
+def _brought_nothing(turn: Round, measured: float | None) -> bool:
+    """A sitting among busy processes shows nothing."""
+    timing = turn.evaluation.timing if turn.evaluation is not None else None
+    disturbed = timing is not None and timing.decision == "disturbed"
+    return measured is not None and measured < NOTHING_GAINED and not disturbed
 
 
 def _mended(turn: Round, rounds: Sequence[Round]) -> Round:
@@ -123,7 +128,7 @@ def _outcome(turn: Round, measured: float | None) -> str:
     gain = "correct" if measured is None else f"measured {measured:.3g}x"
     times = ", ".join(sheets.render_ns(entry.candidate.median_ns) for entry in timing.workloads[:3])
     doubt = f" ({timing.decision})" if timing.decision in ("inconclusive", "disturbed") else ""
-    verdict = ", it brought nothing" if measured is not None and measured < NOTHING_GAINED else ""
+    verdict = ", it brought nothing" if _brought_nothing(turn, measured) else ""
     return f"{gain}, {times}{doubt}{verdict}"
 
 

@@ -38,6 +38,17 @@ def test_one_sitting_decides_over_two() -> None:
     assert attempts.render([found])[0].endswith("measured 0.98x, 160 us, it brought nothing <- fuse")
 
 
+def test_a_disturbed_sitting_is_held_against_no_idea() -> None:
+    turn = tried(2, 210_000)
+    assert turn.evaluation is not None and turn.evaluation.timing is not None
+    timing = dataclasses.replace(turn.evaluation.timing, decision="disturbed")
+    (found,) = attempts.remember(
+        [FIRST, dataclasses.replace(turn, evaluation=dataclasses.replace(turn.evaluation, timing=timing))]
+    )
+    assert not found.failed
+    assert found.outcome == "measured 0.952x, 210 us (disturbed)"
+
+
 def test_what_broke_and_was_mended_counts_as_what_was_mended() -> None:
     broken = dataclasses.replace(made.wrong_numbers(2, parent=1), kind="optimization")
     broken = dataclasses.replace(broken, feedback=tried(2, 1).feedback)
