@@ -201,7 +201,7 @@ def summary_lines(traces: Sequence[Trace], total: Totals) -> list[str]:
             line.outcome,
             speedup_text(line.speedup_eager),
             speedup_text(line.speedup_compile),
-            sol_text(line.sol_percent),
+            sol_text(line.sol_percent_now),
             str(line.rounds),
             usage_text(line.usage),
             _one_line(line.reason, 60),

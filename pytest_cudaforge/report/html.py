@@ -103,7 +103,7 @@ def _overview(lines: Sequence[Row]) -> Markup:
             badge(line.outcome.replace("_", " "), _SHADES.get(line.outcome, "calm")),
             amounts.times(line.speedup_eager),
             amounts.times(line.speedup_compile),
-            amounts.percent(line.sol_percent if line.outcome == "forged" else line.sol_percent_eager),
+            amounts.percent(line.sol_percent_now),
             line.rounds,
             amounts.money(line.usage),
             f"{line.seconds:.0f} s",

@@ -65,6 +65,11 @@ class Row:
     sol_percent_compile: float | None = None
     sol_percent: float | None = None
 
+    @property
+    def sol_percent_now(self) -> float | None:
+        """What the user has after the run: the winner's, or else eager's."""
+        return self.sol_percent if self.outcome == "forged" else self.sol_percent_eager
+
 
 @dataclass(frozen=True)
 class RoundRow:

@@ -69,6 +69,7 @@ def test_who_was_judged_last_stands_there_even_where_it_did_not_win() -> None:
     kept = Trace("a.py::K", "cpp", "kept_reference", "slower", (entry,), None, entry.evaluation)
     assert [line.party for line in standings(kept)] == ["eager", "round 1"]
     assert row(kept).sol_percent == pytest.approx(25.0)
+    assert row(kept).sol_percent_now == pytest.approx(50.0), "the user has eager"
 
 
 def test_advice_says_what_came_of_it() -> None:
