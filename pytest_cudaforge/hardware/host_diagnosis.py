@@ -28,6 +28,8 @@ HOST_BOUNDS: Mapping[str, str] = {
     "memory bandwidth": "memory is busy moving bytes that have to be moved",
     "memory latency": "the cores wait for caches and memory, neither of which is busy",
     "instruction latency": "the cores wait for results of their own instructions",
+    "latency": "no unit is near its peak: the cores wait for caches, memory or their own results, and without hardware "
+    "counters nobody can tell for which",
 }
 
 _SHORT_NS = 3000.0
@@ -160,11 +162,18 @@ def _redundancy(seen: Figures) -> float:
 
 def _latency(seen: Figures) -> HostFinding | None:
     cycles = seen.get("instructions_per_cycle")
-    if cycles is None or cycles >= 1.0:
+    if cycles is None:
+        return HostFinding("latency", ("bandwidth_share", "peak_share", "thread_speedup")) if _idle(seen) else None
+    if cycles >= 1.0:
         return None
     if seen.get("cache_miss_rate", 0.0) >= 20.0:
         return HostFinding("memory latency", ("instructions_per_cycle", "cache_miss_rate", "bandwidth_share"))
     return HostFinding("instruction latency", ("instructions_per_cycle", "cache_miss_rate"))
+
+
+def _idle(seen: Figures) -> bool:
+    """Whether no unit is near its peak, as far as ceilings are known."""
+    return 0.0 < _memory(seen) < _HIGH and seen.get("peak_share", 0.0) < _HIGH
 
 
 def _room(seen: Figures) -> float | None:

@@ -205,6 +205,7 @@ def render_device(device: DeviceFacts) -> str:
         parts.append(f"shared memory per block up to {device.max_shared_bytes} B")
     if device.bandwidth_bytes_per_s:
         parts.append(f"memory {render_bytes(device.bandwidth_bytes_per_s)}/s")
+    parts += [f"{render_bytes(speed)}/s within {render_bytes(size)}" for size, speed in device.cache_bandwidths]
     parts += [f"{name} {render_count(peak)}FLOP/s" for name, peak in device.peak_flops]
     return ", ".join(parts + [text for text in map(_extra, device.extra) if text])
 

@@ -8,12 +8,13 @@ from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.hardware.host_diagnosis import HOST_BOUNDS, host_findings, host_rules
 from pytest_cudaforge.records import Profile, ProfiledKernel
 
-#: A call that is in order: 8 threads, half of the bandwidth, nothing else to see.
+#: A call that is in order: 8 threads, half of the bandwidth, two instructions a cycle, nothing else to see.
 FACTS = {"threads": 8.0, "minimal_bytes": 1e6, "plan_bytes": 1e6, "launches": 1.0}
 ORDERLY = {
     "time": 1e5,
     "time_per_launch": 1e5,
     "bandwidth_share": 50.0,
+    "instructions_per_cycle": 2.0,
     "work_on_other_threads": 87.5,
     "thread_imbalance": 1.05,
     "page_faults_per_call": 0.0,
@@ -71,6 +72,12 @@ def test_a_bound_is_told_from_the_figures_that_show_it(
     assert figure in {name for name, _, _ in diagnosis.figures}
     rule = host_rules(kernel(**changed), FACTS)[0]
     assert rule.rule == bound and figure in rule.text and rule.speedup_percent == first.gain_percent
+
+
+def test_without_counters_nobody_tells_what_an_idle_kernel_waits_for() -> None:
+    told = tuple((name, value, "") for name, value in ORDERLY.items() if name != "instructions_per_cycle")
+    (found,) = host_findings(ProfiledKernel("scaled", True, 1, 1e5, metrics=told), FACTS)
+    assert found.bound == "latency" and "bandwidth_share" in found.figures
 
 
 def test_round_trips_through_memory_are_told_from_the_plan() -> None:
