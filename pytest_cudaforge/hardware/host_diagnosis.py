@@ -58,7 +58,8 @@ class HostFinding:
 def host_findings(kernel: ProfiledKernel, facts: Figures) -> tuple[HostFinding, ...]:
     """Everything that holds for this kernel, what counts most first. ``facts`` are the whole call's."""
     seen = {**facts, **{name: value for name, value, _ in kernel.metrics}}
-    return tuple(finding for test in _TESTS if (finding := test(seen)) is not None)
+    found = [finding for test in _TESTS if (finding := test(seen)) is not None]
+    return tuple(found) or tuple(filter(None, (_latency(seen),)))
 
 
 def host_rules(kernel: ProfiledKernel, facts: Figures) -> tuple[RuleFinding, ...]:
@@ -198,5 +199,4 @@ _TESTS: tuple[Callable[[Figures], HostFinding | None], ...] = (
     _branches,
     _full,
     _redundant,
-    _latency,
 )
