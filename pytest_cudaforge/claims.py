@@ -93,9 +93,11 @@ _DEFINED = re.compile(
     r"|\blaunch\(\s*[\"'](?P<launch>[A-Za-z_]\w*)",
     re.MULTILINE,
 )
-_KEYWORDS = frozenset({"if", "for", "while", "switch", "catch", "return", "sizeof", "defined", "__launch_bounds__"})
-#: Names that are words of English, too: in a sentence they say nothing.
-_WORDS = frozenset({"plan", "prepare", "forward", "main", "kernel", "function", "run", "row", "add", "sum", "max"})
+_KEYWORDS = frozenset(
+    {"if", "for", "while", "switch", "catch", "return", "sizeof", "defined", "constexpr", "__launch_bounds__"}
+)
+#: What stands before a name that may be a word of English, too: "in split", "the kernel merge".
+_POINTING = r"(?:\b(?:in|of|to|from|kernel|function|launch|launches)\s+|`)"
 _LINE = re.compile(r"([\w-]+\.(?:cu|cuh|cpp|h|hpp|py)),?(?::| lines? )(\d+)")
 
 
@@ -107,16 +109,17 @@ def functions(candidate: Candidate) -> frozenset[str]:
 
 def names_a_place(place: str, plan: str, candidate: Candidate) -> bool:
     """Whether ``place`` or, failing that, ``plan`` names a function, a launch or a line that the candidate has."""
-    return _is_place(place, candidate, frozenset()) or _is_place(plan, candidate, _WORDS)
-
-
-def _is_place(text: str, candidate: Candidate, too_common: frozenset[str]) -> bool:
-    quoted = set(re.findall(r"`(\w+)|\b(\w+)\(", text))
-    named = {name for pair in quoted for name in pair} | (set(re.findall(r"\w+", text)) - too_common)
-    if named & functions(candidate):
+    names, lines = functions(candidate), {name: text.count("\n") + 1 for name, text in candidate.files}
+    if not names.isdisjoint(re.findall(r"\w+", place)) or any(_is_named(name, plan) for name in names):
         return True
-    sizes = {name: content.count("\n") + 1 for name, content in candidate.files}
-    if any(1 <= int(line) <= sizes.get(name, 0) for name, line in _LINE.findall(text) if len(line) < 7):
+    if any(1 <= int(line) <= lines.get(name, 0) for name, line in _LINE.findall(f"{place}\n{plan}") if len(line) < 7):
         return True
     # A plan with one launch needs no name for it.
-    return "plan.py" in text and "plan.py" in sizes and (not too_common or "launch" in text)
+    return "plan.py" in lines and ("plan.py" in place or ("plan.py" in plan and "launch" in plan))
+
+
+def _is_named(name: str, text: str) -> bool:
+    """Whether a sentence means the function: its name is no word, or something points at it."""
+    if re.search(r"[_\dA-Z]", name):
+        return re.search(rf"\b{name}\b", text) is not None
+    return re.search(rf"\b{name}\(|(?i:{_POINTING}){name}\b", text) is not None

@@ -95,6 +95,7 @@ def test_functions_are_found_where_they_are_defined_or_launched() -> None:
         ("", "In greedy, load twice."),
         ("", "give plan.py's launch 640 threads"),
         ("nowhere", "split merge() in two"),
+        ("", "Halve what `merge` reads."),
     ],
 )
 def test_places_that_the_code_has(place: str, plan: str) -> None:
@@ -109,6 +110,7 @@ def test_places_that_the_code_has(place: str, plan: str) -> None:
         ("kernel.cu:512", "softmax_kernel, all of it"),
         ("kernel.cpp:3", ""),
         ("", "plan.py could be shorter"),
+        ("", "Merge the loops and plan the greedy way."),
         ("for", "if"),
     ],
 )
