@@ -84,7 +84,7 @@ class Search:
     def propose(self, rounds: Sequence[Round], limits: Limits) -> Proposal | Stop:
         if len(rounds) >= limits.rounds:
             return Stop(f"all {limits.rounds} rounds are played")
-        if len(rounds) >= len(self._moves):
+        if not self._left(rounds):
             return Stop(f"no configuration is left to try ({len(rounds)} were, for a target bound by {self._shown})")
         best = _kept(rounds)
         idle = len(rounds) - (best.number if best is not None else 0)
@@ -99,13 +99,19 @@ class Search:
     def candidate(self, rounds: Sequence[Round]) -> Candidate:
         """The next one: the best configuration so far with the next move's options."""
         best = _kept(rounds)
-        tried = _configuration(best).with_(self._moves[len(rounds)].options)
+        tried = _configuration(best).with_(self._left(rounds)[0].options)
         parent = best.candidate.digest if best is not None and best.candidate is not None else None
         return Candidate.of(LANGUAGE, {FILE_NAME: tried.render()}, parent)
 
     def reason(self, rounds: Sequence[Round]) -> str:
         """Why :meth:`candidate` is tried next, in words."""
-        return f"bound by {self._shown}: {self._moves[len(rounds)].what}"
+        return f"bound by {self._shown}: {self._left(rounds)[0].what}"
+
+    def _left(self, rounds: Sequence[Round]) -> list[Move]:
+        """The moves that no round has made: a resumed search may stand on other baselines, and another list, than the
+        rounds before."""
+        tried = [set(_configuration(entry).options) for entry in rounds]
+        return [move for move in self._moves if not any(set(move.options.items()) <= options for options in tried)]
 
     @property
     def _shown(self) -> str:

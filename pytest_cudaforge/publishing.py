@@ -27,6 +27,7 @@ from pytest_cudaforge.languages.cache import BuildCache
 from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, binary_digest, encode_binaries
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
 from pytest_cudaforge.report import markdown, pictures
+from pytest_cudaforge.runtime.configuration import LANGUAGE
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _winner(trace: Trace) -> tuple[Candidate, Evaluation]:
 def refusal(final: Evaluation) -> str:
     """Why this verdict may not be published, "" where it may."""
     # Native candidate code with our own rights could have written its own verdict.
-    grade, native = final.isolation.grade, final.language not in DEVICE_LANGUAGES
+    # A configuration has no code at all.
+    grade, native = final.isolation.grade, final.language not in (*DEVICE_LANGUAGES, LANGUAGE)
     if grade == "F" or (native and grade == "C"):
         return f"a verdict of isolation grade {grade} is not published"
     return ""
@@ -160,7 +162,7 @@ def _entry(
         source_digest=target.digest,
         language=candidate.language,
         arch=arch,
-        directory=f"{target.slug}/{arch}",
+        directory=f"{target.slug}/{arch}" + (f"-{LANGUAGE}" if candidate.language == LANGUAGE else ""),
         files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in sorted(files.items())),
         guard=final.verification.guard if final.verification is not None else Guard(),
         workloads=tuple(_workload(workload, final) for workload in facts.workloads),

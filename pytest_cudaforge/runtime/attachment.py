@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cudaforge import hardware
-from pytest_cudaforge.errors import ForgeError, SituationError, Unsupported, UsageError
+from pytest_cudaforge.errors import BuildFailure, ForgeError, SituationError, Unsupported, UsageError
 from pytest_cudaforge.records import DeviceFacts
 from pytest_cudaforge.runtime import guards
 from pytest_cudaforge.runtime.calls import REFERENCE, STALE, BoundCall, LoadedPlan
 from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, survey
+from pytest_cudaforge.runtime.configured import Configured
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
 from pytest_cudaforge.runtime.signature import Leaf, Signature, describe_module, flatten_call, spec_of
@@ -44,7 +45,9 @@ class ForgeWarning(UserWarning):
 class Dispatch:
     """A target's reference and its kernels; shared by all modules of the class. ``kind`` is None for a function."""
 
-    def __init__(self, kind: type | None, reference: Callable[..., Any], kernels: Sequence[Kernel]) -> None:
+    def __init__(
+        self, kind: type | None, reference: Callable[..., Any], kernels: Sequence[Kernel | Configured]
+    ) -> None:
         self.kind = kind
         self.reference = reference
         self.kernels = tuple(kernels)
@@ -52,7 +55,7 @@ class Dispatch:
         self.names = guards.parameter_names(reference, method=kind is not None)
         self._warned: set[str] = set()
 
-    def warn_once(self, kernel: Kernel, error: ForgeError) -> None:
+    def warn_once(self, kernel: Kernel | Configured, error: ForgeError) -> None:
         """One warning per kernel and process, however many modules and signatures meet it."""
         if kernel.entry.directory not in self._warned:
             self._warned.add(kernel.entry.directory)
@@ -71,6 +74,15 @@ class Refusal:
     def run(self, tensors: Sequence[torch.Tensor], own: dict[str, Any]) -> Any:
         """REFERENCE, or STALE once the module changed."""
         return REFERENCE if self.circumstances.hold(self.device, own) else STALE
+
+
+class ConfiguredCall(Refusal):
+    """In place of a BoundCall: torch's compiler answers this signature. To everybody who knows no configurations it is
+    a refusal, which is what a call under autograd gets."""
+
+    def __init__(self, kernel: Configured, circumstances: Circumstances, device: torch.device) -> None:
+        super().__init__("a compiler configuration is for forward only: called without no_grad", circumstances, device)
+        self.kernel = kernel
 
 
 class _Site(NamedTuple):
@@ -137,8 +149,27 @@ class Attachment:
         except ForgeError as error:
             call, output = self._broken(key, call, error), REFERENCE
         if output is REFERENCE or output is STALE:
+            if isinstance(call, ConfiguredCall) and output is REFERENCE:
+                return self._compiled(key, call, _Site(module, args, kwargs))
             return self._decline(_reason(call), module, args, kwargs)
         return output
+
+    def _compiled(self, key: tuple[Any, ...], call: ConfiguredCall, site: _Site) -> Any:
+        """A call that torch's compiler answers; the reference where the compiler fails, before anything ran."""
+        reason = call.kernel.obstacle()
+        if reason:
+            return self._decline(reason, *site)
+        lead = () if self._dispatch.kind is None else (site.module,)
+        try:
+            return call.kernel.run(*lead, *site.args, **site.kwargs)
+        except BuildFailure as failure:
+            error = failure
+        except torch._dynamo.exc.TorchDynamoException as failure:
+            first = (str(failure).strip().splitlines() or [""])[0]
+            error = BuildFailure(f"torch.compile failed: {type(failure).__name__}: {first[:300]}")
+        self._dispatch.warn_once(call.kernel, error)
+        self._calls[key] = Refusal(error.what, call.circumstances, call.device)
+        return self._decline(error.what, *site)
 
     def _train(
         self, key: tuple[Any, ...], call: BoundCall | Refusal, site: _Site, tensors: Sequence[torch.Tensor]
@@ -239,7 +270,9 @@ class Attachment:
                 reason = _place_reason(kernel, facts) or guards.refusal(
                     kernel.entry, inputs, self._dispatch.names, training
                 )
-                if not reason:
+                if not reason and isinstance(kernel, Configured):
+                    return ConfiguredCall(kernel, circumstances, device)
+                if not reason and isinstance(kernel, Kernel):
                     loaded = kernel.load(_signature(site, facts, kernel), _device_name(device))
                     reason = _state_reason(loaded.main, loaded.prepare)
                 if not reason:
@@ -252,7 +285,7 @@ class Attachment:
             reasons.append(reason)
         return Refusal("; ".join(dict.fromkeys(reasons)) or "no kernel", circumstances, device)
 
-    def _failure(self, kernel: Kernel, inputs: Sequence[tuple[str, Leaf]], error: ForgeError) -> str:
+    def _failure(self, kernel: Kernel | Configured, inputs: Sequence[tuple[str, Leaf]], error: ForgeError) -> str:
         """A refusal by the plan, or anything at all outside the drawn signatures, is no news; the rest warns once."""
         drawn = guards.was_drawn(kernel.entry, inputs, self._dispatch.names)
         if isinstance(error, (SituationError, UsageError)) or (drawn and not isinstance(error, Unsupported)):
@@ -301,7 +334,7 @@ def _unusable(tensors: Sequence[torch.Tensor], device: torch.device) -> str:
     return ""
 
 
-def _place_reason(kernel: Kernel, facts: DeviceFacts) -> str:
+def _place_reason(kernel: Kernel | Configured, facts: DeviceFacts) -> str:
     entry = kernel.entry
     if entry.arch not in (facts.arch, f"{facts.arch}a", f"{facts.arch}f"):
         return f"forged for {entry.arch}, called on {facts.arch}"

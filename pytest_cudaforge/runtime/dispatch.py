@@ -25,9 +25,11 @@ import torch
 from torch.compiler import is_compiling
 
 from pytest_cudaforge import languages
-from pytest_cudaforge.errors import ConfigError, UsageError
+from pytest_cudaforge.errors import BuildFailure, ConfigError, UsageError
 from pytest_cudaforge.runtime import lookup
 from pytest_cudaforge.runtime.attachment import Attachment, Dispatch, ForgeWarning
+from pytest_cudaforge.runtime.configuration import LANGUAGE
+from pytest_cudaforge.runtime.configured import Configured
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.lookup import Located
 from pytest_cudaforge.runtime.manifest import Entry
@@ -186,7 +188,7 @@ class _Run:
             return
         attachment = Attachment(dispatch).own(None)
         setattr(namespace, name, _dispatching_function(reference, attachment))
-        self._swap(name, dispatch, attachment, "")
+        self._swap(name, dispatch, attachment, "; ".join(_configurations(dispatch)))
 
     def _keep(self, path: str, target: Any, reason: str) -> None:
         self.kept.append(Kept(path, f"{target.__module__}.{target.__qualname__}", reason))
@@ -227,24 +229,30 @@ class _Run:
         stale = lookup.staleness(target, entries[0])
         if stale:
             return stale
-        kernels, reasons = _kernels(entries, located)
-        if not kernels:
-            return "; ".join(reasons)
         is_class = isinstance(target, type)
         reference = _own_forward(target) if is_class else target
+        kernels, reasons = _kernels(entries, located, reference)
+        if not kernels:
+            return "; ".join(reasons)
         return Dispatch(target if is_class else None, reference, kernels)
 
 
-def _kernels(entries: Sequence[Entry], located: Located) -> tuple[list[Kernel], list[str]]:
-    """The entries that can be used here, and for the others why not."""
-    kernels, reasons = [], []
-    for entry in entries:
+def _kernels(
+    entries: Sequence[Entry], located: Located, reference: Callable[..., Any]
+) -> tuple[list[Kernel | Configured], list[str]]:
+    """The entries that can be used here, and for the others why not. A kernel goes before the compiler."""
+    kernels: list[Kernel | Configured] = []
+    reasons = []
+    for entry in sorted(entries, key=lambda entry: entry.language == LANGUAGE):
         reason = _language_reason(entry)
         if not reason:
             try:
-                sources = lookup.verified_sources(entry, located)
-                kernels.append(Kernel(entry, located.path.parent / entry.directory, sources))
-            except ConfigError as error:
+                sources, folder = lookup.verified_sources(entry, located), located.path.parent / entry.directory
+                configured = entry.language == LANGUAGE
+                kernels.append(
+                    Configured(entry, folder, sources, reference) if configured else Kernel(entry, folder, sources)
+                )
+            except (ConfigError, BuildFailure) as error:
                 reason = error.what
                 warnings.warn(str(error), ForgeWarning, stacklevel=2)
         reasons += [reason] if reason else []
@@ -252,7 +260,7 @@ def _kernels(entries: Sequence[Entry], located: Located) -> tuple[list[Kernel], 
 
 
 def _language_reason(entry: Entry) -> str:
-    if entry.language not in languages.LANGUAGES:
+    if entry.language not in languages.LANGUAGES and entry.language != LANGUAGE:
         return f"{entry.directory} is of the tier {entry.language!r}, which has host code of its own: not dispatched"
     return ""
 
@@ -269,7 +277,13 @@ def _fit(dispatch: Dispatch, module: torch.nn.Module) -> tuple[str, str]:
     modes = {kernel.entry.mode for kernel in dispatch.kernels}
     if modes == {"eval"} and module.training:
         notes.append("in train mode now: the reference runs until .eval()")
-    return "", "; ".join(notes)
+    return "", "; ".join([*notes, *_configurations(dispatch)])
+
+
+def _configurations(dispatch: Dispatch) -> list[str]:
+    """What is no kernel says so."""
+    found = [kernel for kernel in dispatch.kernels if isinstance(kernel, Configured)]
+    return [f"compiler configuration {kernel.configuration}, compiled at the first call" for kernel in found]
 
 
 # -- the swapped forward ---------------------------------------------------------------------------------------

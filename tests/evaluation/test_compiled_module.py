@@ -1,77 +1,63 @@
-"""Compiler configurations through the same door as every candidate: real torch.compile in a confined worker."""
+"""A configuration as a ModelNew. What its worker does with one is seen in tests/plugin/test_compiler_forging.py."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
+from flow_records import make_target
 
-from pytest_cudaforge.discovery import discover
-from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.records import Candidate, Status, Target
+from pytest_cudaforge.evaluation.compiled_module import compiled_class, module_of
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.records import Candidate, Status
 from pytest_cudaforge.runtime.configuration import FILE_NAME, LANGUAGE
-
-LAYERS = """
-import torch
-from torch import nn
-from pytest_cudaforge import forge_target
-from neighbour import scaled
-
-
-@forge_target(inputs=lambda: [torch.randn(16, 64)], init=lambda: [torch.Size([64])])
-class Gain(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(size))
-
-    def forward(self, x):
-        return scaled(x, self.weight).relu()
-"""
-
-
-def configuration(**options: object) -> Candidate:
-    return Candidate.of(LANGUAGE, {FILE_NAME: json.dumps({name.replace("__", "."): v for name, v in options.items()})})
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    folder = tmp_path_factory.mktemp("compiled")
-    (folder / "layers.py").write_text(LAYERS)
-    (folder / "neighbour.py").write_text("def scaled(x, weight):\n    return x * weight\n")
-    (found,) = discover([folder / "layers.py"], folder).targets
-    return found
-
-
-@pytest.fixture(scope="module")
-def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
-    cache: Path = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, trials=1)) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("files", "why"),
     [
-        ({"freezing": True}, "'freezing' is no option that may be chosen"),
-        ({"cpp__threads": True}, "cpp.threads = True"),
+        ({FILE_NAME: '{"freezing": true}'}, "'freezing' is no option that may be chosen"),
+        ({FILE_NAME: '{"cpp.threads": true}'}, "cpp.threads = True"),
+        ({FILE_NAME: '{"cpp.threads": 1}', "more.py": "raise SystemExit"}, "one file, options.json"),
+        ({"options.py": "import os"}, "one file, options.json"),
     ],
 )
-def test_what_changes_the_answer_or_is_no_option_is_refused_before_anything_runs(
-    evaluator: Evaluator, target: Target, options: dict[str, object], why: str
-) -> None:
-    found = evaluator.evaluate(configuration(**options), target, timing=False)
-    assert found.status is Status.BUILD_ERROR
-    assert why in found.reason
+def test_what_is_no_configuration_is_refused_before_anything_runs(tmp_path, files, why):
+    with pytest.raises(Refusal) as caught:
+        module_of(Candidate.of(LANGUAGE, files), make_target(tmp_path), ())
+    assert caught.value.status is Status.BUILD_ERROR
+    assert why in caught.value.reason
 
 
-def test_the_target_is_verified_with_its_options_and_labelled_as_no_kernel(
-    evaluator: Evaluator, target: Target
-) -> None:
-    found = evaluator.evaluate(configuration(cpp__threads=1), target, timing=False)
-    assert found.status is Status.PASSED, found.reason
-    assert (found.work, found.language, found.isolation.grade) == ("compiler", LANGUAGE, "C")
-    assert found.verification is not None and found.verification.contract_passed
-    # What was not drawn is left to the reference.
-    assert found.verification.guard.drawn_shapes_only
+def test_the_module_is_the_target_and_its_options_and_nothing_else(tmp_path):
+    text = '{"cpp.threads": 1}\n'
+    found = module_of(Candidate.of(LANGUAGE, {FILE_NAME: text}), make_target(tmp_path), ("src",))
+    (source,) = [source for _, source in found.files]
+    called: list[tuple[object, ...]] = []
+    exec(source.replace("from pytest_cudaforge", "# "), {"compiled_class": lambda *args: called.append(args)})
+    ((target, paths, options),) = called
+    assert '"layers.py::scale"' in str(target) and (paths, options) == (("src",), text)
+
+
+def test_its_constructor_calls_init_as_the_oracle_does(tmp_path):
+    import json
+
+    import torch
+
+    from pytest_cudaforge.discovery import discover
+    from pytest_cudaforge.evaluation.subject import Subject
+    from pytest_cudaforge.records import to_json
+
+    (tmp_path / "gained.py").write_text(
+        "import torch\nfrom torch import nn\nfrom pytest_cudaforge import forge_target\nfrom gained_by import scaled\n"
+        "@forge_target(inputs=lambda: [torch.randn(4)], init=lambda: [torch.Size([4]), float(torch.rand(1))])\n"
+        "class Gain(nn.Module):\n    def __init__(self, size, gain):\n        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.randn(size))\n\n    def forward(self, x):\n"
+        "        return scaled(x, self.weight)\n"
+    )
+    (tmp_path / "gained_by.py").write_text("def scaled(x, weight):\n    return x * weight\n")
+    (target,) = discover([tmp_path / "gained.py"], tmp_path).targets
+    subject = Subject(target, "cpu")
+    assert subject.module is not None
+    made = compiled_class(json.dumps(to_json(target)), (), "{}")()
+    assert isinstance(made, type(subject.module))
+    assert torch.equal(made.weight, subject.module.weight)
+    assert list(dict(made.named_parameters())) == ["weight"]
