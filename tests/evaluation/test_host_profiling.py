@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from host_faults import FAULTS, HONEST, POLYNOMIAL, Fault, candidate, write_repo
 
+from pytest_cudaforge import hardware
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.hardware import perf
+from pytest_cudaforge.hardware import perf, roofline
 from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Profile, Target, from_json, to_json
 
@@ -24,8 +25,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
+    # What this machine can do takes a second to measure and decides nothing here.
+    roofline.store(hardware.detect("cpu"), cache, roofline.Ceilings(2e10, (("fp32", 1e11),)))
     with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def honest(evaluator: Evaluator, target: Target) -> Profile:
+    return evaluator.profile(HONEST, target)
 
 
 def figures(profile: Profile) -> dict[str, float]:
@@ -50,8 +58,8 @@ def test_a_planted_fault_is_named_with_its_line(evaluator: Evaluator, target: Ta
         assert fault.line in hottest.source, profile.lines
 
 
-def test_a_profile_says_on_which_rung_it_stands_and_why(evaluator: Evaluator, target: Target) -> None:
-    profile = evaluator.profile(HONEST, target)
+def test_a_profile_says_on_which_rung_it_stands_and_why(honest: Profile) -> None:
+    profile = honest
     assert profile.candidate == HONEST.digest and profile.workload == "default"
     assert from_json(Profile, to_json(profile)) == profile
     if PROBE.counters:
@@ -62,8 +70,8 @@ def test_a_profile_says_on_which_rung_it_stands_and_why(evaluator: Evaluator, ta
         assert any("no hardware counters" in note and "to do:" in note for note in profile.notes)
 
 
-def test_a_kernel_in_order_is_vectorized_and_shared_out(evaluator: Evaluator, target: Target) -> None:
-    profile = evaluator.profile(HONEST, target)
+def test_a_kernel_in_order_is_vectorized_and_shared_out(honest: Profile) -> None:
+    profile = honest
     assert any(remark.startswith("kernel.cpp:") and "loop vectorized" in remark for remark in profile.remarks)
     assert not rules(profile) & {"one thread", "library calls", "scalar code", "strided access"}
     known = figures(profile)
