@@ -8,7 +8,7 @@ hard size; what matters least is left out first, and the page says so.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_cudaforge import attempts, figures
@@ -118,16 +118,17 @@ def _profile(profile: Profile | None) -> Iterator[_Section]:
         return
     yield _Section("", tuple(_standing(profile)))
     own = diagnose(profile)
-    # On a CPU the rules are the diagnosis: they say in words, with its figures, what bounds the kernel.
-    ruled = {(rule.kernel, rule.rule) for rule in profile.rules}
-    bounds = [found for found in own if (found.kernel, found.bound) not in ruled]
-    facts = _lines(map(_figure, _facts(profile, bounds)), "figures of the call", 3, every=4)
+    # On a CPU rules are called like bounds: what bounds the kernel is said once, with the rule's estimate.
+    gains = {(rule.kernel, rule.rule): rule.speedup_percent for rule in profile.rules}
+    said = {(found.kernel, found.bound) for found in own}
+    rules = [rule for rule in profile.rules if (rule.kernel, rule.rule) not in said]
+    facts = _lines(map(_figure, _facts(profile, own)), "figures of the call", 3, every=4)
     yield _Section("Where the time goes (under the profiler: shares count):", tuple(_kernels(profile)))
-    yield _Section("What bounds it:", tuple(_bounds(bounds)))
-    yield _Section("Rules of the profiler, with its own estimate of the gain:", tuple(_rules(profile.rules)))
+    yield _Section("What bounds it:", tuple(_bounds(own, gains)))
+    yield _Section("Rules of the profiler, with its own estimate of the gain:", tuple(_rules(rules)))
     yield _Section("Hot lines of the source:", tuple(_hot(profile, own)), fenced=True)
     yield _Section("The whole call:", tuple(facts))
-    yield _Section("Other metrics:", tuple(_metrics(profile, bounds)))
+    yield _Section("Other metrics:", tuple(_metrics(profile, own)))
     yield _Section("The compiler remarks:", tuple(_lines(profile.remarks, "compiler's remarks", 4, every=2)), True)
 
 
@@ -136,8 +137,7 @@ def _standing(profile: Profile) -> Iterator[_Line]:
     timed = profile.rung == "static" and any(kernel.duration_ns is not None for kernel in profile.kernels)
     rests_on = _TIMED if timed else _RUNGS[profile.rung]
     yield _Line(f"Evidence: {rests_on}; {kind}, of this very candidate.", 0, "note")
-    label = "Note" if profile.rung in ("ncu", "counters") else "Why no better evidence"
-    yield from _lines((f"{label}: {note}" for note in profile.notes), "notes", 1)
+    yield from _lines((f"Note: {note}" for note in profile.notes), "notes", 1)
 
 
 def _kernels(profile: Profile) -> Iterator[_Line]:
@@ -162,10 +162,11 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " by ".join(map(str, trimmed))
 
 
-def _bounds(own: Sequence[Diagnosis]) -> Iterator[_Line]:
+def _bounds(own: Sequence[Diagnosis], gains: Mapping[tuple[str, str], float | None]) -> Iterator[_Line]:
     for index, found in enumerate(own):
         shown = "; ".join(map(_figure, found.figures))
-        text = f"- {_name(found.kernel)}: {found.bound}: {found.explanation}." + (f" {shown}" if shown else "")
+        gain = _gain(gains.get((found.kernel, found.bound)))
+        text = f"- {_name(found.kernel)}{gain}: {found.bound}: {found.explanation}." + (f" {shown}" if shown else "")
         # Names of metrics are long, and this is the line that matters most.
         yield _Line(_one_line(text, 2 * _LINE_CHARACTERS), index, "bounds")
 
@@ -176,8 +177,12 @@ def _rules(rules: Sequence[RuleFinding]) -> Iterator[_Line]:
 
 
 def _rule(rule: RuleFinding) -> str:
-    gain = "" if rule.speedup_percent is None else f" ({rule.speedup_percent:.3g} % of the kernel's time)"
-    return f"- {_name(rule.kernel)}{gain}: {rule.rule}: {_one_line(rule.text, 200)}"
+    return f"- {_name(rule.kernel)}{_gain(rule.speedup_percent)}: {rule.rule}: {_one_line(rule.text, 200)}"
+
+
+def _gain(percent: float | None) -> str:
+    """A profiler's own estimate of what mending it may bring."""
+    return "" if not percent else f" ({percent:.3g} % of the kernel's time)"
 
 
 def _hot(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:

@@ -76,11 +76,18 @@ def test_the_longest_kernel_and_the_dearest_rule_come_first() -> None:
     assert text.index("`peak_norm<float>` (own)") < text.index("(library)")
 
 
+def test_a_rule_that_is_the_bound_is_said_once_with_its_estimate() -> None:
+    same = dataclasses.replace(RULE, rule="memory bandwidth", text="memory is busy", speedup_percent=36.2)
+    text = text_of(dataclasses.replace(PROFILE, rules=(same, RULE)))
+    assert "`peak_norm<float>` (36.2 % of the kernel's time): memory bandwidth: device memory is busy" in text
+    assert "memory is busy\n" not in text and "UncoalescedGlobalAccess" in text
+
+
 def test_the_page_says_on_which_rung_it_stands_and_why_not_higher() -> None:
     refused = Profile("static", "quick", "digest", "default", notes=("ncu: ERR_NVGPUCTRPERM",))
     text = text_of(refused)
     assert "Evidence: what binary, plan and roofline tell; nothing was counted while it ran" in text
-    assert "Why no better evidence: ncu: ERR_NVGPUCTRPERM" in text
+    assert "Note: ncu: ERR_NVGPUCTRPERM" in text
     assert "No profile was taken" in text_of(None)
 
 
