@@ -148,8 +148,13 @@ def _optimization(told: JudgeEvidence) -> str:
         "judge_optimization",
         **_reference(told),
         evidence=_page(told),
-        replan=fill("judge_replan").strip() if told.depth == "full" else "",
+        replan=_replan(told) if told.depth == "full" else "",
     )
+
+
+def _replan(told: JudgeEvidence) -> str:
+    profile = _evaluation(told).profile
+    return fill("judge_replan", basis=", from this full profile" if profile and profile.depth == "full" else "").strip()
 
 
 def _page(told: JudgeEvidence) -> str:

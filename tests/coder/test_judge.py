@@ -75,9 +75,12 @@ def test_the_profile_has_its_place():
 
 
 def test_who_is_stuck_is_asked_to_plan_anew():
-    user = judge.render(told("optimization", made.passed(1, 200_000), depth="full"))[1].content
-    assert "The last optimizations brought nothing" in user
-    assert "plan anew" in user
+    turn = made.passed(1, 200_000)
+    user = judge.render(told("optimization", turn, depth="full"))[1].content
+    assert "The last optimizations brought nothing: plan anew. Take" in user
+    profiled = dataclasses.replace(turn.evaluation, profile=Profile("ncu", "full", "digest", "w"))
+    user = judge.render(told("optimization", dataclasses.replace(turn, evaluation=profiled), depth="full"))[1].content
+    assert "plan anew, from this full profile. Take" in user
 
 
 @pytest.mark.parametrize("kind", ["correction", "optimization"])

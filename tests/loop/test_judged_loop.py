@@ -227,7 +227,7 @@ def test_two_idle_optimizations_bring_a_full_profile_and_a_new_plan(tmp_path: Pa
     trace = made.forge()
     assert trace.winner == 3
     full = ["full profile of workload default" in shown for shown in prompts(made)]
-    anew = ["so this profile is a full one: plan anew" in shown for shown in prompts(made)]
+    anew = ["plan anew, from this full profile" in shown for shown in prompts(made)]
     assert full == anew == [False, False, False, False, True]
     assert made.evaluator.profiles == [("PASSED 2.0", "quick"), ("PASSED 3.0", "quick"), ("PASSED 3.0", "full")]
     assert "optimization of round 3, planned anew" in made.watch.texts("round")
