@@ -288,13 +288,17 @@ def target_named(name: str) -> Target:
 
 
 def read_candidate(path: Path) -> Candidate:
-    """A candidate from a folder (``plan.py`` and ``kernel.cu``, ``kernel.py`` or ``kernel.cpp``), or a ``.py`` with
-    ``ModelNew``.
+    """A candidate from a folder (``plan.py`` and ``kernel.cu``, ``kernel.py`` or ``kernel.cpp``), a ``.py`` with
+    ``ModelNew``, or an ``options.json`` (or its folder), a compiler configuration.
 
     The files are read as text, never imported. Raises ``UsageError``.
     """
     from pytest_cudaforge.records import Candidate
+    from pytest_cudaforge.runtime.configuration import FILE_NAME, LANGUAGE
 
+    options = path / FILE_NAME if path.is_dir() else path
+    if options.name == FILE_NAME and options.is_file():
+        return Candidate.of(LANGUAGE, {FILE_NAME: _source(options)})
     if path.is_file() and path.suffix == ".py":
         text = _source(path)
         if "class ModelNew" not in text:

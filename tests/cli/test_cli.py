@@ -164,6 +164,10 @@ def test_candidates(repo: Path) -> None:
     assert cli.read_candidate(repo / "right").language == "triton"
     (repo / "new.py").write_text("class ModelNew(nn.Module): ...\n")
     assert cli.read_candidate(repo / "new.py") == Candidate.of("module", {"new.py": "class ModelNew(nn.Module): ...\n"})
+    (repo / "configured").mkdir()
+    (repo / "configured" / "options.json").write_text("{}\n")
+    found = Candidate.of("compiler", {"options.json": "{}\n"})
+    assert cli.read_candidate(repo / "configured") == cli.read_candidate(repo / "configured" / "options.json") == found
 
 
 def test_target_names(repo: Path) -> None:
