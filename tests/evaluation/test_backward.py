@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from gradient_targets import candidate, find, write_repo
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.cases import call_layout
@@ -29,7 +30,9 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=5.0, lock_dir=cache)
+    settings = EvaluatorSettings(
+        cache_dir=cache_with_ceilings(cache), timing_budget_s=0.4, hang_limit_s=5.0, lock_dir=cache
+    )
     with Evaluator(settings) as opened:
         yield opened
 

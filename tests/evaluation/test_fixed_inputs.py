@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.display import evaluation_text
@@ -40,7 +41,7 @@ def _candidate(kept: str) -> Candidate:
 def test_a_mask_that_is_built_in_is_told(tmp_path: Path, kept: str, built_in: bool) -> None:
     (tmp_path / "masks.py").write_text(TARGET)
     (target,) = discover([tmp_path], tmp_path).targets
-    settings = EvaluatorSettings(cache_dir=tmp_path / "cache", lock_dir=tmp_path)
+    settings = EvaluatorSettings(cache_dir=cache_with_ceilings(tmp_path / "cache"), lock_dir=tmp_path)
     with Evaluator(settings) as evaluator:
         evaluation = evaluator.evaluate(_candidate(kept), target, timing=False)
     assert evaluation.passed, evaluation.reason

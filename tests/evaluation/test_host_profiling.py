@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from host_faults import FAULTS, HONEST, POLYNOMIAL, Fault, candidate, write_repo
+from known_ceilings import cache_with_ceilings
 
-from pytest_cudaforge import hardware
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.hardware import perf, roofline
+from pytest_cudaforge.hardware import perf
 from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Profile, Target, from_json, to_json
 
@@ -25,9 +25,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    # What this machine can do takes a second to measure and decides nothing here.
-    roofline.store(hardware.detect("cpu"), cache, roofline.Ceilings(2e10, (("fp32", 1e11),)))
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache_with_ceilings(cache), lock_dir=cache)) as opened:
         yield opened
 
 

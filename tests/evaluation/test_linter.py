@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import TargetError
@@ -303,7 +304,9 @@ def test_a_trivial_kernel_does_pass_what_is_refused(
     )
     candidate = Candidate.of("cpp", {"plan.py": PLAN.replace("SHAPE", shape), "kernel.cpp": source})
     target = next(t for t in discover([root / "refused.py"], root).targets if t.qualname == name)
-    with Evaluator(EvaluatorSettings(cache_dir=tmp_path, lock_dir=tmp_path, hang_limit_s=5.0)) as evaluator:
+    with Evaluator(
+        EvaluatorSettings(cache_dir=cache_with_ceilings(tmp_path), lock_dir=tmp_path, hang_limit_s=5.0)
+    ) as evaluator:
         assert evaluator.lint(target) != ()
         evaluation = evaluator.evaluate(candidate, target, timing=False)
     assert evaluation.status is Status.PASSED, evaluation.reason

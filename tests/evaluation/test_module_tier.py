@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from known_ceilings import cache_with_ceilings
 from module_targets import EXTENSION, HEAD, NORM_INIT, find, model, write_repo
 
 from pytest_cudaforge.errors import TargetError
@@ -25,7 +26,7 @@ def lenient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     """Any kind of work is allowed."""
     cache = tmp_path_factory.mktemp("cache")
     settings = EvaluatorSettings(
-        cache_dir=cache,
+        cache_dir=cache_with_ceilings(cache),
         timing_budget_s=0.4,
         hang_limit_s=5.0,
         lock_dir=cache,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from judged_targets import find
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge.evaluation.correctness import judge_pointed
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -102,7 +103,7 @@ void gate(const float* x, float* values, long long* places, long long rows, long
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache_with_ceilings(cache), lock_dir=cache)) as opened:
         yield opened
 
 

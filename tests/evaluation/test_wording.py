@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from judged_targets import find, norm, write_repo
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Status
@@ -58,7 +59,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, hang_limit_s=3.0, lock_dir=cache)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache_with_ceilings(cache), hang_limit_s=3.0, lock_dir=cache)) as opened:
         yield opened
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gradient_targets import candidate, find, write_repo
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge import apply
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -22,7 +23,7 @@ from pytest_cudaforge.records import Candidate, Round, Trace
 def _published(root: Path, made: Candidate, cache: Path, *, asked: bool = True) -> dict[str, Any]:
     """The manifest's entry of Gate after ``made`` was evaluated and published; ``asked``: by a target with grad."""
     target = find(root, "Gate")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as evaluator:
+    with Evaluator(EvaluatorSettings(cache_dir=cache_with_ceilings(cache), lock_dir=cache)) as evaluator:
         final = evaluator.evaluate(made, target, timing=False)
         facts = replace(evaluator.facts(target), grad=asked)
     if final.isolation.grade not in ("A", "B"):
