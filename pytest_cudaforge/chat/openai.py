@@ -326,6 +326,6 @@ def load(config: ForgeConfig, role: Role) -> OpenAIModel:
             f"no key for the {role}: the environment variable {settings.api_key_env} is not set",
             expected="an API key in it (keys are read from nowhere else)",
             remedy=f"export {settings.api_key_env}=..., or set chat.{role}.base_url to a server that needs none, "
-            "or use provider: command or replay",
+            "or use provider: command, replay or compiler",
         )
     return OpenAIModel(settings, role, key, price_tables.load(config.prices))
