@@ -19,7 +19,7 @@ from pytest_cudaforge.records import Baseline, Candidate, DeviceFacts, Proposal,
 from pytest_cudaforge.runtime.configuration import FILE_NAME, GRAPHS, LANGUAGE, Configuration, parse
 from pytest_cudaforge.strategies import Limits, best_round, speed_of_light
 
-__all__ = ["LANGUAGE", "Bound", "NoModel", "Search", "bound_of", "described", "load"]
+__all__ = ["LANGUAGE", "Bound", "NoModel", "Search", "bound_of", "described", "load", "obstacle"]
 
 Bound = Literal["launches", "memory", "products"]
 
@@ -116,6 +116,12 @@ class Search:
     @property
     def _shown(self) -> str:
         return _BOUND_BY[self.bound]
+
+
+def obstacle(baselines: Sequence[Baseline]) -> str:
+    """Why there is nothing to search: torch.compile fails on the reference as it is. "" where it does not."""
+    failed = next((line for line in baselines if line.compile is None), None)
+    return f"workload {failed.workload}: {failed.compile_note}" if failed is not None else ""
 
 
 def bound_of(device: DeviceFacts, baselines: Sequence[Baseline]) -> Bound:

@@ -286,6 +286,8 @@ class _Forging:
             return "the linter refuses this target: " + "; ".join(faults)
         self.baselines = await self._in_thread(lambda: evaluator.baselines(self.target, language))
         self.context.store.write_generated(self.baselines)
+        if searching and (reason := compiler.obstacle(self.baselines)):
+            return reason
         self.search = compiler.Search(evaluator.device, self.baselines) if searching else None
         return self._no_headroom()
 

@@ -8,7 +8,7 @@ import prompt_records as made
 import pytest
 from flow_records import make_evaluation
 
-from pytest_cudaforge.compiler import Search, bound_of, load
+from pytest_cudaforge.compiler import Search, bound_of, load, obstacle
 from pytest_cudaforge.config import ForgeConfig
 from pytest_cudaforge.errors import BuildFailure, ConfigError
 from pytest_cudaforge.records import Baseline, DeviceFacts, Proposal, Round, Status, Stop
@@ -93,6 +93,12 @@ def test_it_stops_when_nothing_helps_and_when_nothing_is_left() -> None:
     rounds = played(search, *[0.9] * 6)
     end = search.propose(rounds, Limits(patience=0))
     assert isinstance(end, Stop) and "no configuration is left to try (6 were" in end.reason
+
+
+def test_what_torch_cannot_compile_is_not_searched() -> None:
+    line = replace(baseline(2e6, 1e6), compile=None, compile_note="torch.compile failed: Unsupported")
+    assert obstacle([baseline(2e6, 1e6), line]) == "workload default: torch.compile failed: Unsupported"
+    assert obstacle([baseline(2e6, 1e6)]) == ""
 
 
 def test_every_move_is_of_options_that_may_be_chosen() -> None:
