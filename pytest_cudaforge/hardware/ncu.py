@@ -27,6 +27,7 @@ __all__ = [
     "command",
     "find_ncu",
     "lasting_refusal",
+    "line_column",
     "number",
     "page_command",
     "parse_raw",
@@ -68,10 +69,11 @@ def command(
     depth: str,
     metrics: Sequence[str],
     log: Path,
+    sections: Sequence[str] = (),
     once: bool = False,
 ) -> list[str]:
-    """The command line that profiles ``application`` between its profiler's start and stop; ``once``: one launch of
-    each kernel and shape.
+    """The command line that profiles ``application`` between its profiler's start and stop: the full set and its rules,
+    or ``metrics`` and ``sections`` alone. ``once``: one launch of each kernel and shape.
 
     Clocks are left as they are: locking them needs privileges, and it is others' GPU, too. Caches are emptied before
     each pass (ncu's own default), as they are before each sample of a verdict's timing.
@@ -81,6 +83,7 @@ def command(
     argv += ["--launch-count", "1" if once else str(_MOST_IN_ALL), "--check-exit-code", "no", "--force-overwrite"]
     argv += ["--export", str(report), "--metrics", ",".join(metrics)]
     argv += ["--set", "full"] if depth == "full" else []
+    argv += [word for name in sections for word in ("--section", name)]
     argv += ["--import-source", "yes", "--source-folders", str(report.parent), "--log-file", str(log)]
     return [*argv, *application]
 
@@ -240,6 +243,23 @@ def parse_rules(text: str) -> tuple[RawRule, ...]:
     return tuple(sorted(found.values(), key=lambda rule: -(rule.speedup_percent or 0.0)))
 
 
+#: Columns of metrics that were asked for by name, outside of their section, as the section calls them.
+_COLUMNS = {
+    "group:smsp__pcsamp_warp_stall_reasons": "# Samples",
+    "inst_executed": "Instructions Executed",
+    "memory_l2_theoretical_sectors_global": "L2 Theoretical Sectors Global",
+    "memory_l2_theoretical_sectors_global_ideal": "L2 Theoretical Sectors Global Ideal",
+    "memory_l2_theoretical_sectors_local": "L2 Theoretical Sectors Local",
+    "memory_l1_wavefronts_shared": "L1 Wavefronts Shared",
+    "memory_l1_wavefronts_shared_ideal": "L1 Wavefronts Shared Ideal",
+}
+
+
+def line_column(metric: str) -> str:
+    """What the source page calls a metric."""
+    return _COLUMNS.get(metric, metric)
+
+
 def parse_source(text: str) -> tuple[SourceLine, ...]:
     """The source page (``cuda,sass``): for each file and function a row for each line, with its instructions' sums."""
     found: list[SourceLine] = []
@@ -251,7 +271,7 @@ def parse_source(text: str) -> tuple[SourceLine, ...]:
         elif row[0] in ("Function Name", "Kernel Name"):
             symbol, names = plain(row[1]), []
         elif row[0] == "Line No":
-            names = row
+            names = [line_column(name) for name in row]
         elif names and row[0].isdigit() and len(row) >= 2:
             pairs = zip(names[2:], row[2:], strict=False)
             figures = {name: value for name, cell in pairs if (value := number(cell)) is not None}

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, Reading, SourceLine, plain
+from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, Reading, SourceLine, line_column, plain
 from pytest_cudaforge.programs import end_in_time
 
-__all__ = ["module_folder", "read"]
+__all__ = ["available", "module_folder", "read"]
 
 _LIMIT_S = 15.0
 #: Rules' messages that ask for something: an optimization, a warning.
@@ -28,15 +28,16 @@ _ASKING = (2, 3)
 #: An estimate for the whole kernel; the other kind is for one unit of it.
 _GLOBAL = 2
 _SAMPLES = "smsp__pcsamp_warps_issue_stalled_"
-#: By line, under the names that the source page has for them.
-_COLUMNS = {
-    "inst_executed": "Instructions Executed",
-    "memory_l2_theoretical_sectors_global": "L2 Theoretical Sectors Global",
-    "memory_l2_theoretical_sectors_global_ideal": "L2 Theoretical Sectors Global Ideal",
-    "memory_l2_theoretical_sectors_local": "L2 Theoretical Sectors Local",
-    "memory_l1_wavefronts_shared": "L1 Wavefronts Shared",
-    "memory_l1_wavefronts_shared_ideal": "L1 Wavefronts Shared Ideal",
-}
+#: Metrics by instruction that are summed up by line.
+_BY_LINE = (
+    "inst_executed",
+    "memory_l2_theoretical_sectors_global",
+    "memory_l2_theoretical_sectors_global_ideal",
+    "memory_l2_theoretical_sectors_local",
+    "memory_l1_wavefronts_shared",
+    "memory_l1_wavefronts_shared_ideal",
+)
+#: Stall reasons as the source page shortens them.
 _REASONS = {
     "branch_resolving": "branch_resolving",
     "dispatch_stall": "dispatch",
@@ -63,11 +64,16 @@ def module_folder(program: Path) -> Path | None:
     return next((place for place in places if any((place / name).exists() for name in names)), None)
 
 
+def available(program: Path) -> bool:
+    """Is the module here at all?"""
+    return module_folder(program) is not None or importlib.util.find_spec("ncu_report") is not None
+
+
 def read(report: Path, program: Path, folder: Path, environment: Mapping[str, str]) -> Reading | None:
     """What the report holds, or None where the module is not here or does not read it. ``folder`` is the child's."""
-    beside = module_folder(program)
-    if beside is None and importlib.util.find_spec("ncu_report") is None:
+    if not available(program):
         return None
+    beside = module_folder(program)
     out = folder / "report.json"
     argv = [sys.executable, "-B", "-m", "pytest_cudaforge.hardware.report_reading", str(report), str(out)]
     argv.append(str(beside) if beside is not None else "")
@@ -178,8 +184,8 @@ def _lines(action: Any, names: set[str]) -> dict[tuple[str, int], dict[str, floa
 
 def _line_columns(names: set[str]) -> Iterator[tuple[str, str]]:
     for name in sorted(names):
-        if name in _COLUMNS:
-            yield name, _COLUMNS[name]
+        if name in _BY_LINE:
+            yield name, line_column(name)
         elif name.startswith(_SAMPLES) and not name.endswith("_not_issued"):
             reason = name[len(_SAMPLES) :]
             yield name, f"stall_{_REASONS.get(reason, reason)}"

@@ -154,6 +154,21 @@ def test_an_unknown_metric_is_left_out_and_the_run_goes_on(
     assert asked.read_text() == "x\nx\n"
 
 
+def test_where_nvidias_module_does_not_read_a_report_its_pages_are_printed(
+    call: tuple[ProfiledCall, OracleClient], tmp_path: Path
+) -> None:
+    beside = tmp_path / "bin" / "extras" / "python"
+    beside.mkdir(parents=True)
+    tried = tmp_path / "tried"
+    beside.joinpath("ncu_report.py").write_text(
+        f"def load_report(path):\n    open({str(tried)!r}, 'w').close()\n    raise RuntimeError('of another version')\n"
+    )
+    script = PLAYING.replace("PAGES", str(Path(__file__).parent / "data" / "ncu")).replace("ASKED", "/dev/null")
+    profile, _ = _profile(call, tmp_path, script.replace("*sm__inst_executed_pipe_fp32.*)", "*nothing*)"))
+    assert tried.exists()
+    assert profile.rung == "ncu" and profile.lines, profile.notes
+
+
 def test_a_profiler_that_hangs_is_left_alone(
     call: tuple[ProfiledCall, OracleClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

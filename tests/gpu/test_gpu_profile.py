@@ -129,7 +129,7 @@ import triton.language as tl
 
 
 @triton.jit
-def double(x, y, n, BLOCK: tl.constexpr):
+def twofold(x, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n)
     tl.store(y + at, 2 * value, mask=at < n)
@@ -138,7 +138,7 @@ TRITON_PLAN = (
     _HEAD
     + """def plan(x):
     y = empty(x.shape, x.dtype)
-    launch("double", grid=(x.numel() // 1024,), args=(x, y, x.numel()), constants={"BLOCK": 1024})
+    launch("twofold", grid=(x.numel() // 1024,), args=(x, y, x.numel()), constants={"BLOCK": 1024})
     return y
 """
 )
@@ -322,7 +322,7 @@ def test_a_report_and_its_printed_pages_say_the_same(
     counters: None, evaluator: Evaluator, repo: Path, tmp_path: Path
 ) -> None:
     fault = FAULTS[1]
-    profile = evaluator.profile(fault.candidate, _target(repo, fault.target))
+    profile = evaluator.profile(fault.candidate, _target(repo, fault.target), depth="full")
     program, environment = ncu.find_ncu(os.environ), {**os.environ, "PYTHONPATH": str(PACKAGE)}
     assert program is not None
     read = report_reading.read(Path(profile.report), program, tmp_path, environment)
