@@ -100,7 +100,7 @@ def _overview(lines: Sequence[Row]) -> Markup:
     cells = [
         (
             tag("a", _name(line), href=f"#t{index}"),
-            badge(line.outcome.replace("_", " "), _SHADES.get(line.outcome, "calm")),
+            _outcome(line),
             amounts.times(line.speedup_eager),
             amounts.times(line.speedup_compile),
             amounts.percent(line.sol_percent_now),
@@ -111,6 +111,12 @@ def _overview(lines: Sequence[Row]) -> Markup:
         for index, line in enumerate(lines)
     ]
     return joined(tag("h3", "Overview"), table(header, cells) if cells else tag("p", "There is nothing to show."))
+
+
+def _outcome(line: Row) -> Markup:
+    won = line.outcome == "forged"
+    words = "compiler configuration" if won and line.work == "compiler" else line.outcome.replace("_", " ")
+    return badge(words, _SHADES.get(line.outcome, "calm"))
 
 
 def _name(line: Row) -> str:

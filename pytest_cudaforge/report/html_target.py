@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 
+from pytest_cudaforge.figures import show
 from pytest_cudaforge.records import CaseResult, Evaluation, Round, Timing, Trace, Verification
 from pytest_cudaforge.report import amounts, pictures, svg
 from pytest_cudaforge.report.escaping import one_line
@@ -132,7 +133,7 @@ def _speed(trace: Trace) -> Markup | None:
 
 
 def _times(timing: Timing) -> Markup:
-    header = ["~workload", ">kernel", ">eager", ">torch.compile", ">vs eager", ">vs torch.compile", ">launches"]
+    header = ["~workload", ">candidate", ">eager", ">torch.compile", ">vs eager", ">vs torch.compile", ">launches"]
     cells = [
         (
             entry.workload,
@@ -191,7 +192,7 @@ def _source(entry: Round, files: Mapping[str, str], parent: Mapping[str, str] | 
         return folded(f"Round {entry.number}, the whole candidate", inside)
     lines = [line for name in sorted({*files, *parent}) for line in _difference(name, parent, files)]
     added, gone = (sum(line[:1] == sign and line[:3] != sign * 3 for line in lines) for sign in "+-")
-    summary = f"Round {entry.number} against round {entry.parent}: {added} lines added, {gone} removed"
+    summary = f"Round {entry.number} against round {entry.parent}: {added} line{'' if added == 1 else 's'} added, {gone} removed"
     kept = lines[:_MAX_LINES]
     rest = [tag("p", f"… {len(lines) - len(kept)} more lines", class_="faint")] if len(kept) < len(lines) else []
     return folded(summary, tag("pre", [_coloured(line) for line in kept]), rest)
@@ -276,12 +277,12 @@ def _circumstances(trace: Trace) -> Markup | None:
         told.append(("device", f"{device.name} ({device.arch})"))
         told += [("processors", str(device.sm_count))] if device.sm_count else []
         if device.bandwidth_bytes_per_s:
-            told.append(("bandwidth, measured", f"{device.bandwidth_bytes_per_s / 1e9:.0f} GB/s"))
+            told.append(("bandwidth, measured", show(device.bandwidth_bytes_per_s, "byte/s")))
         told += [
-            (f"cache of {size / 1e6:.3g} MB, measured", f"{speed / 1e9:.0f} GB/s")
+            (f"cache of {show(size, 'byte')}, measured", show(speed, "byte/s"))
             for size, speed in device.cache_bandwidths
         ]
-        told += [(f"peak {name}, measured", f"{peak / 1e12:.2f} TFLOP/s") for name, peak in device.peak_flops]
+        told += [(f"peak {name}, measured", show(peak, "FLOP/s")) for name, peak in device.peak_flops]
     if final is not None:
         told += [] if device is not None else [("device", final.device)]
         told += [(name, value) for name, value in final.environment if value]

@@ -60,7 +60,7 @@ def test_everything_asked_for_is_there() -> None:
         "Uncoalesced", "31 %", "kernel.cpp:7", "61 %", "loop vectorized", "What the Judge said", "Not in the evidence", 
         "Evidence: ncu, scale: memory bandwidth (dram__throughput",
         "2.00× vs eager, round 2 had 0.80×: 2.50 times as fast (expected: 1.50)",
-        "Round 3 against round 2: 1 lines added, 1 removed",
+        "Round 3 against round 2: 1 line added, 1 removed",
         "Accuracy against the oracle", "1 of 1 cases passed", "Test CPU (cpu)", "50 GB/s", "grade B", "python", "$0.5",
     ):  # fmt: skip
         assert part in text, part
@@ -121,6 +121,13 @@ def test_a_profile_of_any_rung_says_what_it_stands_on(rung: str) -> None:
     bare = make_profile(rung=rung, kernels=(), rules=(), lines=(), facts=(), remarks=(), notes=("ncu is not here",))
     page = page_of(replace(trace, rounds=(), final=replace(trace.final, profile=bare)))
     assert "Where the time goes" in page.text and "ncu is not here" in page.text
+
+
+def test_a_compiler_configuration_is_not_called_a_kernel() -> None:
+    trace = rich_trace()
+    assert trace.final is not None
+    page = page_of(replace(trace, final=replace(trace.final, work="compiler")))
+    assert "compiler configuration" in page.text and "A compiler configuration, not a kernel" in page.text
 
 
 def test_a_page_of_one_target_is_small() -> None:
