@@ -125,6 +125,9 @@ class Profiler:
                         self._broken[name] = str(refusal)
                 except DeviceError as error:
                     notes.append(f"no {name}: {error.what}")
+                except OSError as error:
+                    # No room for temporary files, say.
+                    notes.append(f"no {name}: {error}")
         return replace(static, notes=tuple(notes))
 
     def _with_counters(self, call: ProfiledCall, static: Profile) -> Profile:

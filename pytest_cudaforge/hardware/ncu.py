@@ -15,7 +15,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -266,13 +266,15 @@ def parse_source(text: str) -> tuple[SourceLine, ...]:
     file = symbol = ""
     names: list[str] = []
     for row in _rows(text):
+        if len(row) < 2:
+            continue
         if row[0] == "File Path":
             file, names = plain(Path(row[1]).name), []
         elif row[0] in ("Function Name", "Kernel Name"):
             symbol, names = plain(row[1]), []
         elif row[0] == "Line No":
             names = [line_column(name) for name in row]
-        elif names and row[0].isdigit() and len(row) >= 2:
+        elif names and row[0].isdecimal() and len(row[0]) < 10:
             pairs = zip(names[2:], row[2:], strict=False)
             figures = {name: value for name, cell in pairs if (value := number(cell)) is not None}
             found.append(SourceLine(symbol, file, int(row[0]), plain(row[1]).rstrip(), figures))
@@ -280,13 +282,19 @@ def parse_source(text: str) -> tuple[SourceLine, ...]:
 
 
 def _rows(text: str) -> Iterator[list[str]]:
-    """CSV rows; ncu's own remarks (``==PROF==``) stand between them."""
-    lines: Iterable[str] = io.StringIO(text)
-    return (row for row in csv.reader(line for line in lines if not line.startswith("==")) if row)
+    """CSV rows as far as they are any; ncu's own remarks (``==PROF==``) stand between them."""
+    reader = csv.reader(line.replace("\0", " ") for line in io.StringIO(text) if not line.startswith("=="))
+    while True:
+        try:
+            row = next(reader)
+        except (StopIteration, csv.Error):
+            return
+        if row:
+            yield row
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+    return tuple(int(part) for part in re.findall(r"\d{1,10}", text)[:3])
 
 
 def plain(text: str) -> str:

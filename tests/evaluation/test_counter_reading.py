@@ -228,7 +228,19 @@ def test_names_of_a_librarys_kernels(symbol: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "==PROF== Connected\n", '"ID","Kernel Name"\n', "\x00\x01,\n,,\n", "ID,Kernel Name\n,\nx,y\n"]
+    "text",
+    [
+        "",
+        "==PROF== Connected\n",
+        '"ID","Kernel Name"\n',
+        "\x00\x01,\n,,\n",
+        "ID,Kernel Name\n,\nx,y\n",
+        "File Path\nLine No\n1\n",
+        f"Line No,Source\n{'9' * 5000},x\n",
+        f'ID,Kernel Name\n,\n0,"{"x" * 200_000}"\n',
+        "a\rb,\x00\n",
+    ],
+    ids=range(9),
 )
 def test_what_is_no_page_holds_nothing(text: str) -> None:
     assert not any(kernel.figures for kernel in ncu.parse_raw(text))
