@@ -192,7 +192,8 @@ def _source(entry: Round, files: Mapping[str, str], parent: Mapping[str, str] | 
         return folded(f"Round {entry.number}, the whole candidate", inside)
     lines = [line for name in sorted({*files, *parent}) for line in _difference(name, parent, files)]
     added, gone = (sum(line[:1] == sign and line[:3] != sign * 3 for line in lines) for sign in "+-")
-    summary = f"Round {entry.number} against round {entry.parent}: {added} line{'' if added == 1 else 's'} added, {gone} removed"
+    counted = f"{added} line{'' if added == 1 else 's'} added, {gone} removed"
+    summary = f"Round {entry.number} against round {entry.parent}: {counted}"
     kept = lines[:_MAX_LINES]
     rest = [tag("p", f"… {len(lines) - len(kept)} more lines", class_="faint")] if len(kept) < len(lines) else []
     return folded(summary, tag("pre", [_coloured(line) for line in kept]), rest)
