@@ -54,7 +54,6 @@ _GRAPH = Move({GRAPHS: True}, "one CUDA graph for all launches; outputs are copi
 _COMBINED = Move({"combo_kernels": True, "benchmark_combo_kernel": True}, "independent kernels in one launch")
 _GEMM = Move({"max_autotune_gemm": True}, "products by the fastest of several kernels, with what follows fused")
 _FUSION = Move({"aggressive_fusion": True, "benchmark_fusion": True}, "more fusion, where measuring favours it")
-_MULTI = Move({"triton.multi_kernel": 1}, "persistent and looped reductions, the faster one kept")
 _COOPERATIVE = Move({"triton.cooperative_reductions": True}, "several blocks share one reduction")
 _ONE_THREAD = Move({"cpp.threads": 1}, "one thread: none to wake and to wait for")
 _WRAPPER = Move({"cpp_wrapper": True}, "calls between kernels in C++")
@@ -65,7 +64,7 @@ _WIDE_FUSION = Move({"aggressive_fusion": True, "max_fusion_size": 256}, "more f
 
 _MOVES: dict[tuple[str, Bound], tuple[Move, ...]] = {
     ("cuda", "launches"): (_GRAPH, _COMBINED, _FUSION, _GEMM, _TUNING),
-    ("cuda", "memory"): (_TUNING, _MULTI, _COOPERATIVE, _FUSION, _GRAPH, _WIDER_TUNING),
+    ("cuda", "memory"): (_TUNING, _COOPERATIVE, _FUSION, _GRAPH, _WIDER_TUNING),
     ("cuda", "products"): (_GEMM, _TUNING, _GRAPH, _FUSION, _COMBINED),
     ("cpu", "launches"): (_ONE_THREAD, _WRAPPER, _COARSE, _WIDE_FUSION),
     ("cpu", "memory"): (_WRAPPER, _NARROW, _COARSE, _UNTILED, _WIDE_FUSION, _ONE_THREAD),
