@@ -82,7 +82,7 @@ class Replayed:
         except OSError as error:
             raise Refused(f"{Path(argv[0]).name} could not be started: {error}", lasting=True) from error
         if status is None:
-            raise Refused(f"{Path(argv[0]).name} was ended after {limit_s:.0f} s", stuck=True)
+            raise Refused(f"{Path(argv[0]).name} was ended after {limit_s:g} s", stuck=True)
         told = outcome_of(outcome)
         if not told.get("done"):
             raise Refused(str(told.get("error") or "the replay did not come to its end"))

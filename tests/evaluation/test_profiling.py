@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import planted_faults
@@ -14,10 +15,11 @@ from pytest_cudaforge import languages
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation import counter_profiling
 from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.contract import CallProfile
 from pytest_cudaforge.evaluation.oracle import OracleClient
-from pytest_cudaforge.evaluation.profiling import ProfiledCall, Profiler
+from pytest_cudaforge.evaluation.profiling import ProfiledCall, Profiler, module_profile
 from pytest_cudaforge.languages import units_of
-from pytest_cudaforge.records import DeviceFacts, Profile
+from pytest_cudaforge.records import Candidate, DeviceFacts, Profile
 from pytest_cudaforge.runtime.library import MetaShapes
 from pytest_cudaforge.runtime.signature import Signature
 from pytest_cudaforge.runtime.trace import trace
@@ -172,10 +174,33 @@ def test_where_nvidias_module_does_not_read_a_report_its_pages_are_printed(
 def test_a_profiler_that_hangs_is_left_alone(
     call: tuple[ProfiledCall, OracleClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counter_profiling, "_RUN_S", {"quick": 1.0, "full": 1.0})
-    asked = tmp_path / "asked"
-    first, profiler = _profile(call, tmp_path, f"echo x >> {asked}; sleep 600")
+    monkeypatch.setattr(counter_profiling, "_RUN_S", {"quick": 0.4, "full": 0.4})
+    first, profiler = _profile(call, tmp_path, "sleep 600")
     _stands_below(first)
-    again = [profiler.profile(call[0], "quick") for _ in range(3)]
-    assert asked.read_text() == "x\nx\n"
-    assert all("ncu was ended after 1 s" in profile.notes[0] for profile in again)
+    profiler.profile(call[0], "quick")
+    # Whatever it would say now, nobody asks it any more.
+    (tmp_path / "bin" / "ncu").write_text("#!/bin/sh\necho '==ERROR== awake again'\nexit 1\n")
+    assert "ncu was ended after 0.4 s" in profiler.profile(call[0], "full").notes[0]
+
+
+def test_a_modules_profile_names_its_kernels_where_there_are_any(call: tuple[ProfiledCall, OracleClient]) -> None:
+    one = replace(call[0], candidate=Candidate.of("module", {"candidate.py": "@triton.jit\ndef twice(x, y): ..."}))
+    kernels = (
+        ("twice", 6000, 3),
+        ("void at::native::copy<int>(float*)", 3000, 6),
+        ("Memcpy DtoD (Device -> Device)", 30, 3),
+    )
+    seen = CallProfile(1, 6000, (("aten::copy_", 3000),), kernels=kernels)
+    profile = module_profile(one, "quick", seen, 3)
+    assert profile.rung == "cupti"
+    assert [(kernel.function, kernel.own, kernel.launches, kernel.duration_ns) for kernel in profile.kernels] == [
+        ("twice", True, 1, 2000.0),
+        ("at::native::copy", False, 2, 1000.0),
+        ("Memcpy DtoD", False, 1, 10.0),
+    ]
+    on_a_cpu = module_profile(one, "quick", replace(seen, kernels=()), 3)
+    assert on_a_cpu.rung == "static"
+    assert [(kernel.function, kernel.own) for kernel in on_a_cpu.kernels] == [
+        ("its own functions", True),
+        ("aten::copy_", False),
+    ]
