@@ -24,7 +24,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from pytest_cudaforge.evaluation import kernel_calls, sandbox
@@ -67,10 +67,9 @@ _MODULE = (
     "torch.utils.cpp_extension",
     "triton",  # a third of a second in every child of a candidate that uses it
 )
-#: Where configurations of torch.compile run; what it imports on a CPU takes a worker three seconds. On a GPU it might
-#: ask the driver, which a server must not.
+#: Where configurations of torch.compile run; what that imports takes a worker three seconds and more.
 COMPILERS = ("compiler", "compiler_cpu")
-_INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp", _PROCESSOR)
+_INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 #: What each kind of server has in memory before it forks. A module missing here is missed by the child, which says so.
 PRELOADS: dict[str, tuple[str, ...]] = {
     "plain": _PLAIN,
@@ -79,9 +78,11 @@ PRELOADS: dict[str, tuple[str, ...]] = {
     "shapes": (*_PLAIN, "torch", _LIBRARY),
     "triton": (*_PLAIN, "triton.compiler", _TRITON),
     "compiler": (*_PLAIN, "torch", *_MODULE),
-    "compiler_cpu": (*_PLAIN, "torch", *_MODULE, *_INDUCTOR),
+    "compiler_cpu": (*_PLAIN, "torch", *_MODULE, *_INDUCTOR, "torch._inductor.codegen.cpp", _PROCESSOR),
 }
 
+#: How long one trial may take.
+_TRIAL_S = 40
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 #: User ids for children of a server that runs as root: systemd's range for short-lived users.
 _FIRST_UID, _UIDS = 61184, 4000
@@ -107,12 +108,9 @@ def _preload(kind: str) -> None:
         os.environ.update(CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1")
     if kind in COMPILERS:
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    for name in PRELOADS[kind]:
-        try:
-            with _no_question_to_the_driver():
-                importlib.import_module(name)
-        except ImportError:
-            continue
+    _import_all(PRELOADS[kind])
+    if kind == "compiler" and _compiles_after_a_fork():
+        _import_all(_INDUCTOR)
     if kind == "triton" and "triton" in sys.modules:
         sys.modules[_TRITON].warm_up()
     if kind == "compiler_cpu" and _PROCESSOR in sys.modules:
@@ -120,6 +118,47 @@ def _preload(kind: str) -> None:
         sys.modules[_PROCESSOR].valid_vec_isa_list()
     if kind == "shapes" and "torch" in sys.modules:
         sys.modules[_LIBRARY].warm_up()
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            with _no_question_to_the_driver():
+                importlib.import_module(name)
+        except ImportError:
+            continue
+
+
+def _compiles_after_a_fork() -> bool:
+    """Whether a child can use the GPU once its parent has imported Inductor: a parent that asks the driver anything
+    loses it to all its children. Tried in a process of its own, on a real kernel."""
+
+    def importing() -> None:
+        _import_all(_INDUCTOR)
+        if not _succeeds(_compile_something):
+            raise ChildProcessError("no compilation after a fork")
+
+    return _succeeds(importing)
+
+
+def _compile_something() -> None:
+    torch = sys.modules["torch"]
+    ones = torch.ones(8, device="cuda")
+    torch.compile(lambda x: x * 2 + 1)(ones)
+    torch.cuda.synchronize()
+
+
+def _succeeds(action: Callable[[], None]) -> bool:
+    """Whether ``action`` ends well, in time, in a forked child."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(_TRIAL_S)
+        try:
+            action()
+        except BaseException:  # noqa: BLE001 - the outermost frame: the exit status says it
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 @contextlib.contextmanager
