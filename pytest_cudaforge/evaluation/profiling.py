@@ -82,7 +82,8 @@ def _module_kernels(call: ProfiledCall, seen: CallProfile) -> Iterator[tuple[str
     for name, ns, launches in seen.kernels:
         plain = name.partition(" (")[0] if name.startswith(("Mem", "mem")) else kernel_times.bare_name(name)
         word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
-        yield plain, any(word.search(text) for text in texts), launches, ns
+        if ns:
+            yield plain, any(word.search(text) for text in texts), launches, ns
 
 
 class Profiler:
