@@ -17,6 +17,7 @@ __all__ = ["profile_of", "readable_name"]
 _DURATION = "gpu__time_duration.sum"
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _ONCE = "of each kernel and shape one launch was looked at; times are its time by the plan's launches"
+_UNSEEN = "kernels without a time are in the plan and not in ncu's report"
 _MOST_RULES, _SAME_RULE = 16, 2
 #: Lines of one kernel: the hottest, and those that show an excess.
 _HOT_LINES, _EXCESS_LINES = 8, 4
@@ -40,15 +41,16 @@ def profile_of(call: ProfiledCall, static: Profile, reading: Reading, *, once: b
     functions = {kernel.symbol: kernel.expression for binary in call.product.binaries for kernel in binary.kernels}
     counts = {launch.number: _count(launch, functions, static) if once else 1 for launch in launches}
     kernels = tuple(_kernels(launches, functions, static, counts))
+    unseen = _unseen(kernels, static)
     by_number = {launch.number: launch.symbol for launch in launches}
     return replace(
         static,
         rung="ncu",
-        kernels=kernels,
+        kernels=(*kernels, *unseen),
         rules=tuple(_rules(reading.rules, by_number, functions)),
         lines=tuple(_lines(reading.lines, functions, call.candidate)),
         facts=(*static.facts, *_facts(launches, kernels, counts, {name: value for name, value, _ in static.facts})),
-        notes=(*static.notes, *((_ONCE,) if once else ())),
+        notes=(*static.notes, *((_ONCE,) if once else ()), *((_UNSEEN,) if unseen else ())),
     )
 
 
@@ -88,6 +90,13 @@ def _kernels(
             block=block,
             metrics=(*_exact(_asked(longest), compiled), *metrics.derived(longest.figures), *only),
         )
+
+
+def _unseen(kernels: Sequence[ProfiledKernel], static: Profile) -> tuple[ProfiledKernel, ...]:
+    """Kernels of the plan that are not in the report, with what their binary tells: ncu takes launches of one shape for
+    each other where it was to look at one of each, if their kernels have plain names (``extern "C"``)."""
+    seen = {(kernel.function, kernel.grid, kernel.block) for kernel in kernels}
+    return tuple(kernel for kernel in static.kernels if (kernel.function, kernel.grid, kernel.block) not in seen)
 
 
 def _duration_ns(launch: RawKernel) -> float:

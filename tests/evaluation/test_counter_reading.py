@@ -193,6 +193,16 @@ def test_one_launch_stands_for_all_of_its_shape() -> None:
     assert any("stands" in note or "one launch" in note for note in profile.notes)
 
 
+def test_kernels_that_are_not_in_the_report_are_not_lost() -> None:
+    page = (PAGES / "travelling-raw.csv").read_text().splitlines(keepends=True)
+    call = _call(FAULTS[-1])
+    reading = ncu.read_pages({"raw": "".join(line for line in page if "increment" not in line)})
+    profile = profile_of(call, static_profile(call, "quick"), reading)
+    assert [kernel.function for kernel in profile.kernels if kernel.duration_ns is None] == ["increment"]
+    assert any("not in ncu's report" in note for note in profile.notes)
+    assert profile_of(call, static_profile(call, "quick"), ncu.read_pages({"raw": "".join(page)})).notes == ()
+
+
 def test_metrics_that_the_device_lacks_are_learnt_from_its_answer(tmp_path: Path) -> None:
     page = (PAGES / "lonely-raw.csv").read_text()
     asked = metrics.chosen(None)
