@@ -85,7 +85,7 @@ def _reason(device: str, program: Path, environment: dict[str, str]) -> str:
         except OSError as error:
             return f"ncu could not be started: {error}"
         if status is None:
-            return f"ncu was ended after {_LIMIT_S:.0f} s"
+            return f"ncu was ended after {_LIMIT_S:g} s"
         text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
     if any(_METRIC in kernel.figures for kernel in ncu.parse_raw(text)):
         return ""
