@@ -1,4 +1,4 @@
-from pytest_cudaforge.evaluation.generated import captured, kernels_of
+from pytest_cudaforge.evaluation.generated import kernels_of
 
 CXX = """
 from torch._inductor.async_compile import AsyncCompile
@@ -73,13 +73,3 @@ def test_a_long_text_is_cut_by_whole_kernels_and_says_so():
 def test_what_is_no_kernel_gives_nothing():
     assert kernels_of([]) == ""
     assert kernels_of(["def call(args):\n    extern_kernels.mm(a, b)", "not python ("]) == ""
-
-
-def test_the_hook_is_put_back():
-    from torch._inductor.graph import GraphLowering
-
-    before = vars(GraphLowering)["save_output_code"]
-    with captured() as texts:
-        GraphLowering.save_output_code("text")
-    assert texts == ["text"]
-    assert vars(GraphLowering)["save_output_code"] is before

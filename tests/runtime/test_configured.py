@@ -13,6 +13,7 @@ import torch
 from forged_layers import Repo
 
 from pytest_cudaforge import apply
+from pytest_cudaforge.evaluation.generated import captured, kernels_of
 from pytest_cudaforge.languages import load
 from pytest_cudaforge.records import Guard
 from pytest_cudaforge.runtime.configuration import FILE_NAME, LANGUAGE
@@ -68,11 +69,10 @@ def test_calls_as_drawn_are_compiled_and_others_go_to_the_reference(tmp_path: Pa
     module = configured(tmp_path).module.Gain().eval()
     report = apply(module)
     assert "compiler configuration cpp.threads=1" in str(report)
-    compiled: list[str] = []
     from torch._inductor.graph import GraphLowering
 
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(GraphLowering, "save_output_code", staticmethod(compiled.append))
+    hook = vars(GraphLowering)["save_output_code"]
+    with captured() as compiled, torch.no_grad():
         assert torch.equal(module(X), (X * 3).relu())
         module.weight.mul_(2)  # nothing of the weights is compiled in
         assert torch.equal(module(X), (X * 6).relu())
@@ -84,7 +84,8 @@ def test_calls_as_drawn_are_compiled_and_others_go_to_the_reference(tmp_path: Pa
         assert "the module is in train mode" in reasons(report)
     module.eval()(X).sum().backward()
     assert "called without no_grad" in reasons(report)
-    assert len(compiled) == 1
+    assert len(compiled) == 1 and vars(GraphLowering)["save_output_code"] is hook
+    assert 'extern "C"' in kernels_of(compiled)
 
 
 def test_where_the_compiler_fails_the_reference_answers_and_one_warning_says_so(tmp_path: Path) -> None:
