@@ -389,7 +389,7 @@ class Evaluator:
             profile = attempt.profile(kitchen, depth)
         except Refusal as refusal:
             profile = profiling.unbuilt(candidate, depth, refusal.reason)
-        return replace(profile, seconds=round(time.perf_counter() - began, 3))
+        return replace(profile, seconds=round(time.perf_counter() - began - attempt.waited_s, 3))
 
     def _after_failure(self, refusal: Refusal) -> None:
         """A candidate that crashed or hung may have hurt the device: ask it for a known answer."""
@@ -490,6 +490,8 @@ class _Attempt:
         self.verification: Verification | None = None
         self.timing: Timing | None = None
         self.sanitize = self.sanitize_asked = False
+        #: How long the device was not free to profile on.
+        self.waited_s = 0.0
         self._products: tuple[Product, ...] = ()
         #: Plans of gradients, and what became of them, where the target asks for any.
         self._backwards: tuple[Product, ...] = ()
@@ -622,7 +624,9 @@ class _Attempt:
             lined,
             host._working_set(product.workload, frames),
         )
+        asked = time.perf_counter()
         with host.lease.timing():
+            self.waited_s = time.perf_counter() - asked
             if isinstance(kitchen, Workshop):
                 seen = self._workbench(kitchen, product).seen()
                 return profiling.module_profile(call, depth, seen, PROFILED_CALLS)

@@ -119,6 +119,7 @@ class _Look:
     lines: list[HotLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    by_hand: set[LoopRemark] = field(default_factory=set)
     counted: bool = False
     call_ns: float = 0.0
     _binaries: tuple[Binary, ...] = ()
@@ -216,6 +217,7 @@ class _Look:
             lambda offsets: self.seat.places(binary, offsets) if binary is not None and offsets else (),
         )
         self.lines += summary.lines
+        self.by_hand |= summary.by_hand
         return summary.figures
 
     def _traffic(self, group: _Group, taken_ns: float) -> list[Figure]:
@@ -246,8 +248,10 @@ class _Look:
         return (*found, *self.figures)
 
     def remarks(self) -> list[LoopRemark]:
-        """The loops that matter first: those with most of the samples, then those that were not vectorized."""
-        found = list(dict.fromkeys(remark for binary in self._binaries for remark in _loops(binary)))
+        """The loops that matter first: those with most of the samples, then those that were not vectorized. Where their
+        author wrote vectors, the compiler's word on them leads astray."""
+        said = dict.fromkeys(remark for binary in self._binaries for remark in _loops(binary))
+        found = [remark for remark in said if remark not in self.by_hand]
         heat: Counter[LoopRemark] = Counter()
         for line in self.lines:
             loop = loop_of(found, line.line)

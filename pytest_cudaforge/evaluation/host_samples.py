@@ -29,6 +29,8 @@ _MOST_BODY_LINES = 40
 _STRIDED = ("strided", "complicated access pattern", "gather")
 #: Instructions that bring single elements into or out of a vector: what a loop over distant memory is vectorized to.
 _ELEMENT_MOVE = re.compile(r"v?(p?(gather|scatter)|insert(ps|f)|pinsr|pextr|extractps|unpckl|movlhps|movh?lp|movhp)")
+#: So much of a loop's samples among instructions on vectors: its author, not the compiler, vectorized it.
+_BY_HAND = 0.5
 _OPENMP, _LIBM = re.compile(r"libgomp[-.]"), re.compile(r"lib(m|mvec)[-.]")
 _OWN = "forge-"
 
@@ -40,10 +42,11 @@ MappedFile = tuple[int, int, int, str]
 @dataclass(frozen=True)
 class SampleSummary:
     """``figures`` are shares of the samples; those of lines, loops and instructions are of the samples that do not wait
-    in OpenMP's runtime."""
+    in OpenMP's runtime. ``by_hand``: loops that run vectors although the compiler made none (intrinsics)."""
 
     figures: tuple[Figure, ...]
     lines: tuple[HotLine, ...]
+    by_hand: frozenset[LoopRemark] = frozenset()
 
 
 def mapped_files(pid: int) -> tuple[MappedFile, ...]:
@@ -87,18 +90,24 @@ def summarise(
     figures += _share("time_in_libm", sum(_LIBM.match(name) is not None for name, _ in found), working)
     offsets = Counter(offset for name, offset in found if name.startswith(_OWN))
     places = dict(zip(offsets, places_of(list(offsets)), strict=True))
-    lines, loop_lines = Counter[int](), Counter[int]()
+    lines = Counter[int]()
+    in_loops, packed = Counter[LoopRemark](), Counter[LoopRemark]()
     moves = 0
     for offset, count in offsets.items():
         place = places[offset]
         lines[place.line or 0] += count
-        loop_lines[place.outer_line or 0] += count
         moves += count if _ELEMENT_MOVE.match(place.instruction) else 0
-    scalar, strided = _in_scalar_loops(loops, loop_lines)
+        loop = loop_of(loops, place.outer_line or 0)
+        if loop is not None and not loop.vector_bytes:
+            in_loops[loop] += count
+            packed[loop] += count if place.vectors else 0
+    by_hand = frozenset(loop for loop, count in in_loops.items() if packed[loop] >= _BY_HAND * count)
+    scalar = {loop: count for loop, count in in_loops.items() if loop not in by_hand}
+    strided = sum(count for loop, count in scalar.items() if any(word in loop.reason for word in _STRIDED))
     figures += _share("element_moves_share", moves, working)
-    figures += _share("scalar_loops_share", scalar, working)
+    figures += _share("scalar_loops_share", sum(scalar.values()), working)
     figures += _share("strided_loops_share", strided, working)
-    return SampleSummary(tuple(figures), tuple(_hot_lines(kernel, source, lines, working)))
+    return SampleSummary(tuple(figures), tuple(_hot_lines(kernel, source, lines, working)), by_hand)
 
 
 def _shared_out(works: Sequence[int], samples: Sequence[int]) -> list[Figure]:
@@ -127,17 +136,6 @@ def loop_of(loops: Sequence[LoopRemark], line: int) -> LoopRemark | None:
     """The innermost loop around ``line``, as far as the places of loops' heads tell."""
     before = [loop for loop in loops if loop.line <= line <= loop.line + _MOST_BODY_LINES]
     return max(before, key=lambda loop: loop.line, default=None)
-
-
-def _in_scalar_loops(loops: Sequence[LoopRemark], lines: Counter[int]) -> tuple[int, int]:
-    """Samples in loops that were not vectorized, and those of them in loops over distant memory."""
-    scalar = strided = 0
-    for line, count in lines.items():
-        loop = loop_of(loops, line)
-        if loop is not None and not loop.vector_bytes:
-            scalar += count
-            strided += count if any(word in loop.reason for word in _STRIDED) else 0
-    return scalar, strided
 
 
 def _hot_lines(kernel: str, source: str, lines: Counter[int], samples: int) -> list[HotLine]:

@@ -46,6 +46,7 @@ _CACHED_COPIES, _WAIT_CLOCKS = 20, 400_000
 _CPU_SIDES = (256, 1024)
 _GPU_SIDES = (4096, 8192)
 _TRIAL_S = 0.1
+_MOST_TRIALS = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,12 +340,14 @@ class _Tf32:
 
 
 def _best_seconds(torch: Any, kind: str, call: Callable[[], object]) -> float:
-    """Shortest time of one call, over trials that together take about ``_TRIAL_S``."""
+    """Shortest time of one call, over trials that together take about ``_TRIAL_S``: the first ones may be slow by far
+    (fresh pages, clocks that rise, units that wake up), and say nothing of how many are to come."""
     clock = _event_seconds if kind == "cuda" else _host_seconds
     call()
-    first = clock(torch, call)
-    trials = max(3, min(50, int(_TRIAL_S / max(first, 1e-6))))
-    return min(clock(torch, call) for _ in range(trials))
+    best, trials, end = float("inf"), 0, time.perf_counter() + _TRIAL_S
+    while trials < 3 or (trials < _MOST_TRIALS and time.perf_counter() < end):
+        best, trials = min(best, clock(torch, call)), trials + 1
+    return best
 
 
 def _host_seconds(_torch: Any, call: Callable[[], object]) -> float:

@@ -51,6 +51,11 @@ SOURCE_NAME = "kernel.cpp"
 #: Larger ones take objdump long.
 _MOST_LISTED_BYTES = 4 << 20
 _MOST_INSTRUCTION_CHARS = 120
+#: An instruction on several elements: packed arithmetic (moves of single elements are called packed, too), or registers
+#: that scalar code has no use for (x86, ARM).
+_PACKED = re.compile(r"v?(add|sub|mul|div|max|min|sqrt|fn?m(add|sub)\d*)p[sd]\b|.*(%[yz]mm|\bv\d+\.\d+[bhsd]|\bz\d+\.)")
+#: A sample lies behind the instruction that took the time.
+_AROUND = 6
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
 _UNIT_NAME = "forge_unit.cpp"
 _END_NAME = "end of kernel.cpp"
@@ -310,11 +315,13 @@ def _native_target() -> str:
 @dataclass(frozen=True)
 class Place:
     """Where an instruction comes from. ``line`` of kernel.cpp, and ``outer_line``, where the function that holds it was
-    inlined, if it was; None for one of another file. ``instruction``: its text, "" where it could not be had."""
+    inlined, if it was; None for one of another file. ``instruction``: its text, "" where it could not be had.
+    ``vectors``: one of the few instructions around it works on several elements at a time."""
 
     line: int | None = None
     outer_line: int | None = None
     instruction: str = ""
+    vectors: bool = False
 
 
 def places(code: bytes, offsets: Sequence[int]) -> list[Place]:
@@ -327,17 +334,24 @@ def places(code: bytes, offsets: Sequence[int]) -> list[Place]:
         asked = "".join(f"{offset:#x}\n" for offset in offsets)
         blocks = re.split(r"^0x[0-9a-f]+$", _binutil("addr2line", "-a", "-i", "-e", str(file), asked=asked), flags=re.M)
         listing = _binutil("objdump", "-d", "--no-show-raw-insn", str(file)) if len(code) <= _MOST_LISTED_BYTES else ""
+    code_at = {int(match[1], 16): match[2] for match in re.finditer(r"^\s*([0-9a-f]+):\t(.+)$", listing, re.M)}
+    packed = [_PACKED.match(text) is not None for text in code_at.values()]
     wanted = set(offsets)
-    texts = {
-        int(match[1], 16): " ".join(match[2].split())[:_MOST_INSTRUCTION_CHARS]
-        for match in re.finditer(r"^\s*([0-9a-f]+):\t(.+)$", listing, re.M)
-        if int(match[1], 16) in wanted
+    near = {
+        offset: any(packed[max(0, index - _AROUND) : index + _AROUND + 1])
+        for index, offset in enumerate(code_at)
+        if offset in wanted
     }
     lines = [_own_lines(block) for block in blocks[1:]]
     if len(lines) != len(offsets):
         lines = [[]] * len(offsets)
     return [
-        Place(own[0] if own else None, own[-1] if own else None, texts.get(offset, ""))
+        Place(
+            own[0] if own else None,
+            own[-1] if own else None,
+            " ".join(code_at.get(offset, "").split())[:_MOST_INSTRUCTION_CHARS],
+            near.get(offset, False),
+        )
         for own, offset in zip(lines, offsets, strict=True)
     ]
 

@@ -106,3 +106,21 @@ def test_a_candidate_that_fails_keeps_the_lowest_rung(evaluator: Evaluator, targ
 def test_a_candidate_that_cannot_be_built_says_so(evaluator: Evaluator, target: Target) -> None:
     profile = evaluator.profile(candidate("nonsense"), target)
     assert any("could not be built" in note for note in profile.notes)
+
+
+def test_vectors_that_were_written_by_hand_are_no_scalar_code(evaluator: Evaluator, target: Target) -> None:
+    source = """
+typedef float vector __attribute__((vector_size(32), aligned(4)));
+void scaled(const float* x, float* y, long long rows, long long cols) {
+  #pragma omp parallel for
+  for (long long i = 0; i < rows * cols; i += 8) {
+    vector v = *(const vector*)(x + i);
+    vector sum = v;
+    for (int k = 0; k < 64; ++k)
+      sum = sum * v + 0.5f;
+    *(vector*)(y + i) = sum;
+  }
+}
+"""
+    profile = evaluator.profile(candidate(source), target)
+    assert "scalar code" not in rules(profile), profile
