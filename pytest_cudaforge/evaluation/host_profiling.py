@@ -27,7 +27,7 @@ from pytest_cudaforge.evaluation.profiling import ProfiledCall, static_profile
 from pytest_cudaforge.evaluation.timing import FOREIGN
 from pytest_cudaforge.evaluation.worker import Binding, Worker
 from pytest_cudaforge.hardware import perf
-from pytest_cudaforge.hardware.host_diagnosis import host_rules
+from pytest_cudaforge.hardware.host_diagnosis import IMPOSSIBLE_PERCENT, host_rules
 from pytest_cudaforge.hardware.perf import Counts, PerfRefused
 from pytest_cudaforge.hardware.roofline import bandwidth
 from pytest_cudaforge.languages import Binary
@@ -224,8 +224,13 @@ class _Look:
         """What its steps move where each touches each of its buffers once, and how fast that is."""
         moved = sum(self.main.buffers[i].spec.extent_bytes for step in group.steps for i in set(step_buffers(step)))
         reached, ceiling = moved / taken_ns * 1e9, bandwidth(self.call.device, self.call.working_set_bytes)
-        found: list[Figure] = [("bytes_of_its_buffers", float(moved), "byte"), ("bandwidth_reached", reached, "byte/s")]
-        return [*found, ("bandwidth_share", 100.0 * reached / ceiling, "%")] if ceiling else found
+        share = 100.0 * reached / ceiling if ceiling else 0.0
+        found: list[Figure] = [("bytes_of_its_buffers", float(moved), "byte")]
+        if share > IMPOSSIBLE_PERCENT:
+            self.notes.append("some kernels are too fast to touch all of their buffers: what they move is not known")
+            return found
+        found.append(("bandwidth_reached", reached, "byte/s"))
+        return [*found, ("bandwidth_share", share, "%")] if ceiling else found
 
     # -- what it comes to
 

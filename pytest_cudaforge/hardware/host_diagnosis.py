@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pytest_cudaforge.records import ProfiledKernel, RuleFinding
 
-__all__ = ["HOST_BOUNDS", "HostFinding", "host_findings", "host_rules"]
+__all__ = ["HOST_BOUNDS", "IMPOSSIBLE_PERCENT", "HostFinding", "host_findings", "host_rules"]
 
 #: What each bound means, in words without a figure.
 HOST_BOUNDS: Mapping[str, str] = {
@@ -36,7 +36,7 @@ _SHORT_NS = 3000.0
 _HIGH = 60.0
 _REDUNDANT = 1.5
 #: So much of the bandwidth is more than a ceiling measured too low explains.
-_IMPOSSIBLE = 200.0
+IMPOSSIBLE_PERCENT = 200.0
 #: A share of the samples that is most of the kernel.
 _MOST = 40.0
 _WAITING = 25.0
@@ -149,7 +149,7 @@ def _full(seen: Figures) -> HostFinding | None:
 
 def _redundant(seen: Figures) -> HostFinding | None:
     redundancy = _redundancy(seen)
-    if redundancy < _REDUNDANT:
+    if redundancy < _REDUNDANT or _planned(seen) > IMPOSSIBLE_PERCENT:
         return None
     busy = _memory(seen) >= _HIGH
     gain = 100.0 * (1.0 - 1.0 / redundancy) if busy else None
@@ -159,6 +159,13 @@ def _redundant(seen: Figures) -> HostFinding | None:
 def _redundancy(seen: Figures) -> float:
     """Bytes that the plan's steps move by bytes that the call has to."""
     return seen.get("plan_bytes", 0.0) / max(1.0, seen.get("minimal_bytes", 0.0))
+
+
+def _planned(seen: Figures) -> float:
+    """How busy memory would be if each step touched each of its buffers, in percent: beyond what is possible, steps
+    share out buffers among themselves, and nobody knows what they move."""
+    possible = seen.get("bandwidth_ceiling", 0.0) * seen.get("time_per_call", 0.0) / 1e9
+    return 100.0 * seen.get("plan_bytes", 0.0) / possible if possible else 0.0
 
 
 def _latency(seen: Figures) -> HostFinding | None:
@@ -185,7 +192,7 @@ def _room(seen: Figures) -> float | None:
 def _memory(seen: Figures) -> float:
     """How busy memory is, in percent of its bandwidth; 0 where the kernel cannot have touched all of its buffers."""
     share = seen.get("bandwidth_share", 0.0)
-    return share if share <= _IMPOSSIBLE else 0.0
+    return share if share <= IMPOSSIBLE_PERCENT else 0.0
 
 
 _TESTS: tuple[Callable[[Figures], HostFinding | None], ...] = (

@@ -103,6 +103,14 @@ def test_a_candidate_that_fails_keeps_the_lowest_rung(evaluator: Evaluator, targ
     assert any("failed under the profile" in note and "SIGSEGV" in note for note in profile.notes)
 
 
+def test_what_a_kernel_does_not_touch_is_no_traffic(evaluator: Evaluator, target: Target) -> None:
+    source = "void scaled(const float* x, float* y, long long rows, long long cols) { y[0] = x[0]; }"
+    profile = evaluator.profile(candidate(source), target)
+    (kernel,) = profile.kernels
+    assert {"bandwidth_share", "bandwidth_reached"}.isdisjoint(name for name, _, _ in kernel.metrics)
+    assert any("too fast to touch all of their buffers" in note for note in profile.notes)
+
+
 def test_a_candidate_that_cannot_be_built_says_so(evaluator: Evaluator, target: Target) -> None:
     profile = evaluator.profile(candidate("nonsense"), target)
     assert any("could not be built" in note for note in profile.notes)

@@ -88,6 +88,14 @@ def test_round_trips_through_memory_are_told_from_the_plan() -> None:
     assert busy.bound == "redundant traffic" and busy.gain_percent == pytest.approx(100.0 * 2 / 3)
 
 
+def test_steps_that_share_out_a_buffer_are_no_round_trips() -> None:
+    # 40 steps over 1 MB each in 0.1 ms: no memory moves 400 GB/s where it bears 20 GB/s.
+    facts = {**FACTS, "plan_bytes": 4e7, "time_per_call": 1e5, "bandwidth_ceiling": 2e10}
+    assert "redundant traffic" not in {found.bound for found in host_findings(kernel(), facts)}
+    slower = {**facts, "time_per_call": 1e6}
+    assert "redundant traffic" in {found.bound for found in host_findings(kernel(), slower)}
+
+
 def test_one_core_is_no_fault() -> None:
     assert host_findings(kernel(work_on_other_threads=0.0), {**FACTS, "threads": 1.0}) == ()
 
