@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -113,8 +114,14 @@ def write(folder: Path, *, raises: bool = False) -> Path:
     return folder
 
 
+def _plugin() -> list[str]:
+    """Where the package is only on the path, pytest has to be told of its plugin."""
+    known = importlib.metadata.entry_points(group="pytest11", name="cudaforge")
+    return [] if known else ["-p", "pytest_cudaforge.plugin"]
+
+
 def pytest_in(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run pytest there in its own process, without the slow plugins of this environment."""
-    argv = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:anyio", *options]
+    argv = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:anyio", *_plugin(), *options]
     environment = {**os.environ, **variables}
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
