@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import prompt_records as made
 import pytest
 from flow_records import make_evaluation
 
-from pytest_cudaforge.compiler import Search, bound_of, load, obstacle
+from pytest_cudaforge import config as configs
+from pytest_cudaforge.compiler import NoModel, Search, bound_of, load, obstacle
 from pytest_cudaforge.config import ForgeConfig
 from pytest_cudaforge.errors import BuildFailure, ConfigError
+from pytest_cudaforge.planning import PlannedTarget, WorkPlan, render_plan
 from pytest_cudaforge.records import Baseline, DeviceFacts, Proposal, Round, Status, Stop
 from pytest_cudaforge.runtime.configuration import FILE_NAME, OPTIONS, Configuration, parse
+from pytest_cudaforge.session import languages_for, load_models
 from pytest_cudaforge.strategies import Limits
 
 CPU = made.device()
@@ -131,3 +135,17 @@ def test_it_reads_for_nobody() -> None:
     assert load(ForgeConfig(), "coder").name == "torch.compile's options"
     with pytest.raises(ConfigError, match=r"chat\.judge\.provider: compiler"):
         load(ForgeConfig(), "judge")
+
+
+def test_a_session_with_the_compiler_asks_nobody_and_has_one_language(tmp_path: Path) -> None:
+    (tmp_path / "cudaforge.yaml").write_text("languages: [cuda]\nchat: {judge: {provider: openai, model: m}}\n")
+    config = configs.load({"chat.coder.provider": "compiler"}, root=tmp_path)
+    assert languages_for(config, CPU) == languages_for(config, GPU) == ("compiler",)
+    models = load_models(config, object())
+    assert models.coder is models.judge and isinstance(models.coder, NoModel)
+
+
+def test_the_plan_of_a_run_promises_no_tokens() -> None:
+    planned = PlannedTarget("layers.py::Norm", "compiler", 2, 4, 0, 0, 0, 0.0)
+    lines = render_plan(WorkPlan((planned,), "compiler", "compiler"))
+    assert "layers.py::Norm: at most 4 configurations of torch.compile, 2 already played, no model" in lines
