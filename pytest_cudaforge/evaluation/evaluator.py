@@ -641,7 +641,7 @@ class _Attempt:
             worker_of=self._worker_of,
             places=host._servers.builder().places,
             frames=frames,
-            threads=_openmp_threads(host.device),
+            threads=_openmp_threads(),
             hang_limit_s=host.hang_limit_s(self._slowest()),
         )
 
@@ -896,7 +896,7 @@ def _thread_policy() -> tuple[tuple[str, str], ...]:
     return (("OMP_WAIT_POLICY", chosen),) if chosen else ()
 
 
-def _openmp_threads(device: DeviceFacts) -> int:
-    """How many threads a candidate's parallel regions get: the environment's say, else one a core."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdigit() and int(told) else max(1, device.sm_count)
+def _openmp_threads() -> int:
+    """How many threads a candidate's parallel regions get, as libgomp reckons: a container's quota does not count."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(told) if told.isdigit() and int(told) else len(os.sched_getaffinity(0))
