@@ -18,7 +18,11 @@ __all__ = ["functions", "names_a_place", "unfounded"]
 #: Whole numbers up to this count things that anybody sees in the code: two passes, four loads.
 _COUNTED = 10
 #: What every programmer of the device knows: lanes of a warp, widths of an access, sectors, cache lines, a page.
-_COMMON = read("32, 4 B, 8 B, 16 B, 32 B, 64 B, 128 B, 4 kB, 4096 B, 0 %, 100 %")
+_COMMON = read("32, 1 B, 2 B, 4 B, 8 B, 16 B, 32 B, 64 B, 128 B, 4 kB, 4096 B, 0 %, 100 %")
+#: ``16-byte loads``, ``32-way``: a kind of thing; ``92-percent`` and ``45-us`` are amounts.
+_KIND = re.compile(r"-(?!(?:per-?cent|pct|[nuµμm]s|(?:nano|micro|milli)?sec\w*|cycles?|fold|times|of)\b)[A-Za-z]")
+#: So near to something is what a Judge may hope for; further away is an observation.
+_NEAR = 0.1
 _LABEL = re.compile(r"\b(?:rounds?|lines?|steps?)\s+(?:\d+\s*(?:,|and|to|-|–)\s*)*$", re.IGNORECASE)
 _DIVIDED = frozenset(["/", "÷", "over", "against", "of", "in", "at", "vs", "vs.", "versus", "by", "for"])
 _MULTIPLIED = frozenset(["*", "x", "×", "times"])
@@ -53,7 +57,11 @@ def _exempt(figure: Figure, text: str) -> bool:
     if not figure.dimension and figure.value <= _COUNTED and figure.value == int(figure.value):
         return True
     before = text[max(0, figure.start - 60) : figure.start]
-    if re.match(r"-[A-Za-z]", after) or _LABEL.search(before) or before.endswith("within "):
+    if figure.dimension == "share" and figure.value <= _NEAR and before.endswith("within "):
+        return True
+    if figure.dimension in ("", "bytes") and _KIND.match(after):
+        return True
+    if not figure.dimension and _LABEL.search(before):
         return True
     return any(
         figure.dimension == common.dimension and figure.value in (common.value, common.binary) for common in _COMMON

@@ -16,7 +16,7 @@ __all__ = ["Figure", "found", "read", "show"]
 Dimension = Literal["", "time", "bytes", "byte rate", "share", "ratio", "flop", "flop rate", "frequency"]
 
 _PREFIX = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
-_PREFIX |= {"T": 1e12, "P": 1e15}
+_PREFIX |= {"T": 1e12, "P": 1e15, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 _BINARY = {"k": 2.0**10, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 _LONG = {"nano": "n", "micro": "u", "milli": "m", "kilo": "k", "mega": "M", "giga": "G", "tera": "T"}
 _LONG_PREFIX = "|".join(_LONG)
@@ -31,12 +31,25 @@ _UNITS = rf"""
   | (?P<frequency>(?P<frequency_prefix>[kMG]?)Hz)
   | (?P<share>%|percent|per\ cent|pct)
   | (?P<ratio>[x×](?!\s*\d)|times(?=\ (?:as|faster|slower|the)\b))
-  | (?P<multiple>[kMGT])
+  | (?P<multiple>[kMGT]|thousand|million|billion|trillion)
 """
-_NUMERAL = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+#: What may stand between groups of three digits.
+_APART = "[,_'\u2019\u2009\u202f]"
+_NUMERAL = rf"\d{{1,3}}(?:{_APART}\d{{3}})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
 _FIGURE = re.compile(
     rf"(?<![\w.])(?:(?P<base>\d+)\s?(?:\^|\*\*)\s?(?P<power>\d+)|(?P<numeral>{_NUMERAL}))"
     rf"(?:[ \u00a0\u202f]?(?:{_UNITS})(?![A-Za-z0-9_]))?(?![A-Za-z0-9_]|\.\d)",
+    re.VERBOSE,
+)
+#: Numbers in words count only where a unit follows: "ninety-two percent", but not "two passes".
+_SPOKEN = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
+_WORDS = dict(zip(_SPOKEN.split(), [*range(1, 20), *range(20, 100, 10)], strict=True))
+_LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_WORD = "|".join([*_WORDS, *_LARGE])
+_SPELLED = re.compile(
+    rf"(?<![\w-])(?P<words>(?i:{_WORD})(?:[\ -](?:and\ )?(?i:{_WORD})){{0,7}})"
+    rf"[\ -](?![A-Za-z]\b)(?:{_UNITS})(?![A-Za-z0-9_])",
     re.VERBOSE,
 )
 #: ``kernel.cu:12`` and ``kernel.cu, line 12``: a place, not a figure.
@@ -101,21 +114,42 @@ def show(value: float, unit: str) -> str:
 
 def _figures(text: str) -> Iterator[Figure]:
     places = [match.span() for match in _PLACE.finditer(text)]
-    for match in _FIGURE.finditer(text):
+    found = [*_FIGURE.finditer(text), *_SPELLED.finditer(text)]
+    for match in sorted(found, key=lambda match: match.start()):
         if not any(start <= match.start() < end for start, end in places):
             yield _figure(match)
 
 
 def _figure(match: re.Match[str]) -> Figure:
-    numeral = match["numeral"]
-    shown = float(numeral.replace(",", "")) if numeral else float(match["base"]) ** min(int(match["power"]), 64)
-    slack, loose = _slack(numeral) if numeral else (0.0, 0.0)
+    shown, slack, loose = _number(match)
     kind = _kind_of(match)
     factor, binary = _factor(match, kind)
     dimension = _DIMENSIONS.get(kind, "")
     return Figure(
         match.group(), shown, shown * factor, dimension, slack, loose, match.start(), binary and shown * binary
     )
+
+
+def _number(match: re.Match[str]) -> tuple[float, float, float]:
+    """The number as it stands, and its two kinds of slack."""
+    groups = match.groupdict()
+    numeral = str(_spelled(groups["words"])) if groups.get("words") else groups["numeral"]
+    if numeral:
+        numeral = re.sub(_APART, "", numeral)
+        return (float(numeral), *_slack(numeral))
+    return float(groups["base"]) ** min(int(groups["power"]), 64), 0.0, 0.0
+
+
+def _spelled(words: str) -> int:
+    """Ninety-two is 92, "two hundred and five thousand" 205000."""
+    total = part = 0
+    for word in re.findall("[a-z]+", words.lower()):
+        size = _LARGE.get(word, 0)
+        if size > 100:
+            total, part = total + max(part, 1) * size, 0
+        else:
+            part = max(part, 1) * 100 if size else part + _WORDS.get(word, 0)
+    return total + part
 
 
 def _kind_of(match: re.Match[str]) -> str:
@@ -140,7 +174,7 @@ def _factor(match: re.Match[str], kind: str) -> tuple[float, float | None]:
 
 def _slack(numeral: str) -> tuple[float, float]:
     """Half a unit of the last digit, as a share; and what a speaker may have meant."""
-    mantissa = re.split("[eE]", numeral.replace(",", ""))[0]
+    mantissa = re.split("[eE]", numeral)[0]
     size = float(mantissa)
     if not size:
         return 0.0, 0.0
@@ -164,7 +198,8 @@ def _same(claim: Figure, known: Figure) -> bool:
     slack = claim.loose + (known.slack if known.dimension == "share" else min(known.slack, 0.006))
     if not claim.dimension:
         # A bare number is looked up as it stands, beside whatever unit.
-        return _close(claim.shown, known.shown, slack) or _close(claim.value, known.value, slack)
+        as_shown = claim.value == claim.shown and _close(claim.shown, known.shown, slack)  # "65k" is not 65
+        return as_shown or _close(claim.value, known.value, slack)
     if not known.dimension:
         # 0.87 is 87 %; a count is no share.
         fraction = known.value != int(known.value)
@@ -175,12 +210,18 @@ def _same(claim: Figure, known: Figure) -> bool:
         if any(_close(a, b, slack) for a in values for b in others):
             return True
         # 13 % short of it, where it is reached to 87 %.
-        return claim.dimension == "share" and _close(1.0 - claim.value, known.value, slack)
+        return claim.dimension == "share" and _close(1.0 - claim.value, known.value, _of_rest(claim, slack))
     if {claim.dimension, known.dimension} == {"share", "ratio"}:
         share, ratio = (claim, known) if claim.dimension == "share" else (known, claim)
-        readings = (share.value, 1.0 + share.value, 1.0 - share.value, 1.0 / share.value if share.value else 0.0)
-        return any(_close(ratio.value, reading, slack) for reading in readings)
+        if share.value and any(_close(ratio.value, reading, slack) for reading in (share.value, 1.0 / share.value)):
+            return True
+        return any(_close(ratio.value, 1.0 + way * share.value, _of_rest(share, slack)) for way in (1, -1))
     return False
+
+
+def _of_rest(share: Figure, slack: float) -> float:
+    """Rounding 8 % says little of the 8, and much of the 92 that are left."""
+    return slack * min(1.0, share.value)
 
 
 def _close(a: float, b: float, slack: float) -> bool:

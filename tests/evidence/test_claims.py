@@ -49,6 +49,8 @@ CANDIDATE = Candidate.of("cuda", {"kernel.cu": CODE, "plan.py": PLAN})
         "a warp's 32 lanes touch 32 B sectors and 128 B lines in kernel.cu:6 (kernel.cu, line 612)",
         "the code is within 5 % of the bound",
         "two passes, 2 loops, 4 loads, 8 blocks",
+        "two bytes an element; one B tile, two passes; 64-bit, 16B-aligned",
+        "eighty-four percent of DRAM, seventy-two microseconds; 17'408 or 17_408 elements",
         "no figure at all",
     ],
 )
@@ -70,6 +72,15 @@ def test_figures_that_stand(claim: str) -> None:
         ("17408 us are lost in 640 MB", ("17408 us", "640 MB")),  # numbers of the code are no times
         ("stalled for 1300 samples", ("1300",)),
         ("12 us and again 12 us", ("12 us",)),
+        # An amount is one however it is written.
+        ("ninety-two percent of peak", ("ninety-two percent",)),
+        ("Forty-five microseconds", ("Forty-five microseconds",)),
+        ("two hundred and five thousand bytes", ("two hundred and five thousand bytes",)),
+        ("1_234_567 bytes and 1'234'567 bytes", ("1_234_567 bytes", "1'234'567 bytes")),
+        ("1 million cycles, 9 trillion bytes", ("1 million", "9 trillion")),
+        ("92%-of-peak, 93-percent, a 45-us tail", ("92%", "93", "45")),
+        ("in round 92 % of it, from line 45 us on, within 45 %", ("92 %", "45 us", "45 %")),
+        ("8 % of peak", ("8 %",)),  # where 87 % is known, 13 % are left, not 8
         ("a gain of 1.7x", ("1.7x",)),
     ],
 )
