@@ -8,7 +8,7 @@ from pytest_cudaforge import hardware
 from pytest_cudaforge.hardware import roofline
 
 
-def cache_with_ceilings(folder: Path) -> Path:
+def cache_with_ceilings(folder: Path, bytes_per_s: float = 2e10) -> Path:
     """``folder`` as an evaluator's cache, with invented ceilings in it."""
-    roofline.store(hardware.detect("cpu"), folder, roofline.Ceilings(2e10, (("fp32", 1e11),)))
+    roofline.store(hardware.detect("cpu"), folder, roofline.Ceilings(bytes_per_s, (("fp32", 1e11),)))
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache_with_ceilings(cache), lock_dir=cache)) as opened:
+    # More than any machine's, so that no kernel of these is thought too fast for its bytes.
+    settings = EvaluatorSettings(cache_dir=cache_with_ceilings(cache, 1e13), lock_dir=cache)
+    with Evaluator(settings) as opened:
         yield opened
 
 
@@ -103,7 +106,11 @@ def test_a_candidate_that_fails_keeps_the_lowest_rung(evaluator: Evaluator, targ
     assert any("failed under the profile" in note and "SIGSEGV" in note for note in profile.notes)
 
 
-def test_what_a_kernel_does_not_touch_is_no_traffic(evaluator: Evaluator, target: Target) -> None:
+def test_what_a_kernel_does_not_touch_is_no_traffic(
+    evaluator: Evaluator, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = dataclasses.replace(evaluator.device, bandwidth_bytes_per_s=1e9)
+    monkeypatch.setitem(evaluator.__dict__, "device", slow)
     source = "void scaled(const float* x, float* y, long long rows, long long cols) { y[0] = x[0]; }"
     profile = evaluator.profile(candidate(source), target)
     (kernel,) = profile.kernels
