@@ -222,9 +222,10 @@ def interrupted(root: Path, times: int, seconds: float) -> str:
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "third\n"
-        for _ in range(times):
+        for number in range(times):
+            # Two signals at once are one: on a busy machine the first has to be seen before the second comes.
+            time.sleep(1.0 if number else 0.0)
             os.kill(child.pid, signal.SIGINT)
-            time.sleep(0.2)
         return child.communicate(timeout=20)[0].splitlines()[-1]
     finally:
         child.kill()
@@ -239,7 +240,7 @@ def test_ctrl_c_once_stops_with_the_best_so_far(tmp_path: Path) -> None:
 def test_ctrl_c_twice_aborts_and_keeps_what_was_finished(tmp_path: Path) -> None:
     start = time.monotonic()
     assert interrupted(tmp_path, 2, 30.0) == "aborted 2"
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
 
 
 def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
