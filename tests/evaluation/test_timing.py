@@ -91,7 +91,7 @@ def test_what_two_processes_cannot_show_widens_the_interval() -> None:
     """As A/A on a GPU at 6.4 us: each pair of processes has a ratio of its own, which no further block changes."""
     chance = random.Random(7)
     called = {0.0: 0, 120.0: 0}
-    for _ in range(100):
+    for _ in range(30):
         ours, theirs = ([6400 + chance.gauss(0, 100) for _ in range(2)] for _ in range(2))
         blocks = [
             Block(p, (("candidate", ours[p] + chance.gauss(0, 20)), ("eager", theirs[p] + chance.gauss(0, 20))))
@@ -100,8 +100,8 @@ def test_what_two_processes_cannot_show_widens_the_interval() -> None:
         ]
         for placement_ns in called:
             called[placement_ns] += decide(ratio_of(blocks, "eager", placement_ns=placement_ns)) in ("faster", "slower")
-    assert called[0.0] >= 20
-    assert called[120.0] <= 1
+    assert called[0.0] >= 5
+    assert called[120.0] == 0
 
 
 def test_no_blocks_are_an_error() -> None:
