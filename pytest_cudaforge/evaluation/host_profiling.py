@@ -123,6 +123,7 @@ class _Look:
     counted: bool = False
     call_ns: float = 0.0
     _binaries: tuple[Binary, ...] = ()
+    _lost: bool = False
 
     @property
     def main(self) -> LaunchPlan:
@@ -214,11 +215,21 @@ class _Look:
             _loops(binary) if binary is not None else (),
             samples,
             mapped_files(pid),
-            lambda offsets: self.seat.places(binary, offsets) if binary is not None and offsets else (),
+            lambda offsets: self._places(binary, offsets),
         )
         self.lines += summary.lines
         self.by_hand |= summary.by_hand
         return summary.figures
+
+    def _places(self, binary: Binary | None, offsets: Sequence[int]) -> Sequence[Place]:
+        """Where sampled instructions come from; nowhere for all that follow once looking them up has failed."""
+        if binary is not None and offsets and not self._lost:
+            try:
+                return self.seat.places(binary, offsets)
+            except WorkerFailure as error:
+                self._lost = True
+                self.notes.append(f"no hot lines: instructions could not be looked up: {error}")
+        return tuple(Place() for _ in offsets)
 
     def _traffic(self, group: _Group, taken_ns: float) -> list[Figure]:
         """What its steps move where each touches each of its buffers once, and how fast that is."""

@@ -37,6 +37,8 @@ _HIGH = 60.0
 _REDUNDANT = 1.5
 #: So much of the bandwidth is more than a ceiling measured too low explains.
 IMPOSSIBLE_PERCENT = 200.0
+#: The same of all that a plan's steps could touch, which caches may serve many times faster than memory.
+_SHARED_OUT_PERCENT = 1000.0
 #: A share of the samples that is most of the kernel.
 _MOST = 40.0
 _WAITING = 25.0
@@ -149,7 +151,7 @@ def _full(seen: Figures) -> HostFinding | None:
 
 def _redundant(seen: Figures) -> HostFinding | None:
     redundancy = _redundancy(seen)
-    if redundancy < _REDUNDANT or _planned(seen) > IMPOSSIBLE_PERCENT:
+    if redundancy < _REDUNDANT or _planned(seen) > _SHARED_OUT_PERCENT:
         return None
     busy = _memory(seen) >= _HIGH
     gain = 100.0 * (1.0 - 1.0 / redundancy) if busy else None
