@@ -91,7 +91,8 @@ def _verdict(works: Mapping[str, bool]) -> list[str]:
         "CUDA kernels on this machine: " + ("yes" if cuda else "no"),
         "CUDA kernels for another machine (build only): " + ("yes" if works.get("NVRTC", False) else "no"),
         "native code of candidates in a sandbox: " + ("yes" if works.get("sandbox", False) else "no"),
-        "asking a model: " + ("yes" if key else "no; recorded conversations and `cudaforge evaluate` need no key"),
+        "asking a model: "
+        + ("yes" if key else "no; recordings, torch.compile's options and `cudaforge evaluate` need none"),
     ]
 
 
@@ -281,12 +282,16 @@ def _keys(config: ForgeConfig | None, environ: Mapping[str, str]) -> Finding:
         return Finding("key", False, "unknown until the configuration is right", optional=True)
     roles = [role for role in (config.chat.coder, config.chat.judge) if role.provider == "openai"]
     names = list(dict.fromkeys(role.api_key_env for role in roles))
+    if config.chat.coder.provider == "compiler":
+        text, remedy = "not needed: provider compiler searches torch.compile's options", "for kernels name a model"
+        return Finding("key", False, text, remedy, optional=True)
     if not names:
         return Finding("key", True, f"not needed: provider {config.chat.coder.provider}")
     missing = [name for name in names if not environ.get(name)]
     if missing:
         remedy = f"export {missing[0]}=..., or set chat.coder.provider to replay or command"
-        return Finding("key", False, f"{', '.join(missing)} is not set", remedy, optional=True)
+        instead = "" if config.names_models else "; without a model `pytest --forge` searches torch.compile's options"
+        return Finding("key", False, f"{', '.join(missing)} is not set{instead}", remedy, optional=True)
     return Finding("key", True, f"{', '.join(names)} is set")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pytest_cudaforge.hardware.diagnosis import diagnose
+from pytest_cudaforge.hardware.diagnosis import Diagnosis
 from pytest_cudaforge.records import Profile
 from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.html_words import bullets, cut, figure, folded, table
 from pytest_cudaforge.report.markup import Markup, joined, tag
 from pytest_cudaforge.report.pictures import time_by_kernel
-from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, metric_rows
+from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, bounds, further_rules, metric_rows
 
 __all__ = ["profile_part"]
 
@@ -34,18 +34,14 @@ def profile_part(found: Profiles | None) -> Markup | None:
 
 
 def _bounds(profile: Profile) -> Markup | None:
-    return bullets(
-        joined(
-            tag("code", found.kernel),
-            ": ",
-            tag("b", found.bound),
-            f", {found.explanation} (",
-            ", ".join(f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures),
-            ")",
-        )
-        for found in diagnose(profile)
-        if found.bound != "unknown"
-    )
+    return bullets(_bound(found, gain) for found, gain in bounds(profile))
+
+
+def _bound(found: Diagnosis, gain: float | None) -> Markup:
+    told = [f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures]
+    told += [f"estimated gain {gain:.0f} %"] if gain else []
+    shown = f" ({', '.join(told)})" if told else ""
+    return joined(tag("code", found.kernel), ": ", tag("b", found.bound), f", {found.explanation}{shown}")
 
 
 def _metrics(found: Profiles) -> Markup | None:
@@ -71,7 +67,8 @@ def _metrics(found: Profiles) -> Markup | None:
 
 
 def _rules(profile: Profile) -> Markup | None:
-    if not profile.rules:
+    rules = further_rules(profile)
+    if not rules:
         return None
     cells = [
         (
@@ -80,7 +77,7 @@ def _rules(profile: Profile) -> Markup | None:
             "" if rule.speedup_percent is None else f"{rule.speedup_percent:.0f} %",
             rule.text,
         )
-        for rule in profile.rules
+        for rule in rules
     ]
     return folded("What the profiler's rules say", table(["~kernel", "rule", ">estimated gain", "~text"], cells))
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from pytest_cudaforge.hardware.diagnosis import diagnose
 from pytest_cudaforge.records import Evaluation, HotLine, Profile, Round, Timing, Trace, Verification
 from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.escaping import plain
-from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, kernel_rows, metric_rows, profiles
+from pytest_cudaforge.report.profile_rows import (
+    RUNGS,
+    SHOWN_METRICS,
+    Profiles,
+    bounds,
+    further_rules,
+    kernel_rows,
+    metric_rows,
+    profiles,
+)
 from pytest_cudaforge.report.rows import (
     RoundRow,
     Row,
@@ -156,10 +164,11 @@ def _profile(found: Profiles | None) -> str:
 
 def _bounds(profile: Profile) -> str:
     lines = []
-    for found in diagnose(profile):
-        if found.bound != "unknown":
-            shown = ", ".join(f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures)
-            lines.append(f"- {escape(found.kernel)}: **{found.bound}**, {found.explanation} ({escape(shown)})")
+    for found, gain in bounds(profile):
+        told = [f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures]
+        told += [f"estimated gain {gain:.0f} %"] if gain else []
+        shown = f" ({escape(', '.join(told))})" if told else ""
+        lines.append(f"- {escape(found.kernel)}: **{found.bound}**, {found.explanation}{shown}")
     return "\n".join(lines)
 
 
@@ -195,7 +204,7 @@ def _metrics(found: Profiles) -> str:
 
 def _rules(profile: Profile) -> str:
     lines = []
-    for found in profile.rules:
+    for found in further_rules(profile):
         gain = "" if found.speedup_percent is None else f" (estimated gain {found.speedup_percent:.0f} %)"
         lines.append(f"- {escape(f'{found.kernel}, {found.rule}{gain}: {found.text}')}")
     return "What the profiler's rules say:\n\n" + "\n".join(lines) if lines else ""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_cudaforge.hardware.diagnosis import diagnose
-from pytest_cudaforge.records import Evaluation, Profile, ProfiledKernel, Trace
+from pytest_cudaforge.hardware.diagnosis import Diagnosis, diagnose
+from pytest_cudaforge.records import Evaluation, Profile, ProfiledKernel, RuleFinding, Trace
 from pytest_cudaforge.report.standings import judged_round
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "KernelRow",
     "MetricRow",
     "Profiles",
+    "bounds",
+    "further_rules",
     "kernel_rows",
     "longest_own",
     "metric_rows",
@@ -116,6 +118,20 @@ def _shape(kernel: ProfiledKernel) -> str:
         while len(extent) > 1 and extent[-1] == 1:
             extent.pop()
     return ", ".join(f"{name} {'×'.join(map(str, extent))}" for name, extent in sides)
+
+
+def bounds(profile: Profile) -> tuple[tuple[Diagnosis, float | None], ...]:
+    """What bounds each own kernel, with the profiler's estimate of the gain in percent where a rule of that name has
+    one."""
+    gains = {(rule.kernel, rule.rule): rule.speedup_percent for rule in profile.rules}
+    found = (one for one in diagnose(profile) if one.bound != "unknown")
+    return tuple((one, gains.get((one.kernel, one.bound))) for one in found)
+
+
+def further_rules(profile: Profile) -> tuple[RuleFinding, ...]:
+    """The rules that say more than :func:`bounds`: on a CPU rules are called like bounds."""
+    said = {(found.kernel, found.bound) for found, _ in bounds(profile)}
+    return tuple(rule for rule in profile.rules if (rule.kernel, rule.rule) not in said)
 
 
 def longest_own(profile: Profile) -> ProfiledKernel | None:

@@ -309,6 +309,7 @@ def test_doctor_without_a_compiler(tmp_path: Path) -> None:
     for wanted in ("MISS  compiler", "MISS  OpenMP", "OPENAI_API_KEY is not set", "kernels for this CPU: no", "g++"):
         assert wanted in done.stdout
     assert "to do: export OPENAI_API_KEY" in done.stdout and "note  git" in done.stdout
+    assert "without a model `pytest --forge` searches torch.compile's options" in done.stdout
 
 
 def test_doctor_with_a_broken_configuration(tmp_path: Path) -> None:

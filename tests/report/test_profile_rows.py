@@ -8,8 +8,8 @@ import pytest
 from flow_records import make_round
 from report_records import DEVICE, make_profile, rich_trace
 
-from pytest_cudaforge.records import Baseline, Profile, ProfiledKernel, Sample, Trace
-from pytest_cudaforge.report.profile_rows import Profiles, kernel_rows, metric_rows, profiles
+from pytest_cudaforge.records import Baseline, Profile, ProfiledKernel, RuleFinding, Sample, Trace
+from pytest_cudaforge.report.profile_rows import Profiles, bounds, further_rules, kernel_rows, metric_rows, profiles
 from pytest_cudaforge.report.rows import row
 from pytest_cudaforge.report.standings import standings
 from pytest_cudaforge.report.trail import advice
@@ -22,6 +22,15 @@ def test_the_first_that_passed_is_held_against_the_winner() -> None:
     alone = profiles(replace(rich_trace(), rounds=rich_trace().rounds[2:3]))
     assert alone is not None and alone.before is None and alone.after_name == "round 3"
     assert profiles(replace(rich_trace(), rounds=(), final=None)) is None
+
+
+def test_a_rule_that_is_the_bound_is_told_once_with_its_gain() -> None:
+    profile = make_profile()
+    ((found, unknown),) = bounds(profile)
+    assert unknown is None and further_rules(profile) == profile.rules
+    same = RuleFinding(found.kernel, found.bound, "the same in other words", 12.0)
+    told = replace(profile, rules=(same, *profile.rules))
+    assert bounds(told) == ((found, 12.0),) and further_rules(told) == profile.rules
 
 
 def test_kernels_are_ordered_by_time_and_their_shares_make_a_whole() -> None:
