@@ -236,9 +236,17 @@ def _doubts(feedback: Feedback, told: JudgeEvidence) -> Iterator[str]:
 def _told_text(told: JudgeEvidence) -> str:
     """All of the prompt that was measured, counted or predicted: no code, and no reasons of an earlier Judge's."""
     reference = _reference(told)
-    measured = page(_evaluation(told), told.baselines).text
+    measured = page(_without_code(_evaluation(told)), told.baselines).text
     tried = [f"expected {attempt.expected}x, {attempt.outcome}" for attempt in attempts.remember(told.attempts)]
     return "\n".join([measured, reference["workloads"], reference["contract"], reference["device"], *tried])
+
+
+def _without_code(evaluation: Evaluation) -> Evaluation:
+    """The same with hot lines that quote nothing: what a comment of the Coder's boasts of was not measured."""
+    if evaluation.profile is None:
+        return evaluation
+    lines = tuple(dataclasses.replace(line, source="") for line in evaluation.profile.lines)
+    return dataclasses.replace(evaluation, profile=dataclasses.replace(evaluation.profile, lines=lines))
 
 
 def _code(told: JudgeEvidence) -> str:

@@ -328,13 +328,18 @@ class RoundFolder:
         return _read_record(Evaluation, self.directory / "evaluation.json")
 
     def write_profile(self, profile: Profile) -> Profile:
-        """Keep a profile of this round's candidate, and the profiler's own file beside it: ``report`` names that."""
+        """Keep a profile of this round's candidate, and the profiler's own file beside it: ``report`` names that.
+
+        Returned is what can be read from now on.
+        """
         source = Path(profile.report) if profile.report else None
         name = f"profile{source.suffix}" if source is not None and source.is_file() else ""
         if source is not None and name and source != self.directory / name:
             self._write(name, source.read_bytes())
         self._write("profile.json", _dump(to_json(dataclasses.replace(profile, report=name))))
-        return dataclasses.replace(profile, report=str(self.directory / name) if name else "")
+        kept = self.profile()
+        assert kept is not None  # it was written just now
+        return kept
 
     def profile(self) -> Profile | None:
         """The latest profile of this round's candidate."""
@@ -413,7 +418,8 @@ def _remove_torn_files(folder: Path) -> None:
 
 
 def _dump(data: Any) -> str:
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Text of tools and workers may hold half a character, which no file can.
+    return _storable(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_cudaforge import judge
 from pytest_cudaforge.errors import ReplyError
-from pytest_cudaforge.records import Feedback, Profile, ProfiledKernel
+from pytest_cudaforge.records import Feedback, HotLine, Profile, ProfiledKernel
 
 CORRECTION = {"issue": "a race", "why": "no barrier", "fix": "add one"}
 OPTIMIZATION = {
@@ -204,6 +204,17 @@ def test_what_a_judge_once_said_is_no_evidence():
     reply = json.dumps({**OPTIMIZATION, "bottleneck": "777 GB/s of traffic"})
     found = judge.read(reply, told("optimization", rounds[0], rounds))
     assert "777 GB/s" in found.problem.what
+
+
+def test_what_a_comment_of_the_coders_says_is_no_evidence():
+    boast = HotLine("norm", "kernel.cpp", 3, "sum += x[i];  // reaches 777 GB/s", 0.4)
+    profile = Profile("ncu", "quick", "digest", "w", (ProfiledKernel("norm", True, 1, 1e4),), lines=(boast,))
+    subject = dataclasses.replace(ROUNDS[0], evaluation=dataclasses.replace(ROUNDS[0].evaluation, profile=profile))
+    asked = told("optimization", subject, ROUNDS)
+    assert "reaches 777 GB/s" in judge.render(asked)[1].content
+    reply = json.dumps({**OPTIMIZATION, "bottleneck": "777 GB/s, 40 % of samples in line 3"})
+    found = judge.read(reply, asked)
+    assert found.problem.what == "these figures do not stand in the evidence: 777 GB/s"
 
 
 def test_a_correction_is_taken_as_it_is():

@@ -14,7 +14,7 @@ import pytest
 from flow_records import make_candidate, make_evaluation, make_round, make_target
 
 from pytest_cudaforge.errors import StoreError
-from pytest_cudaforge.records import Feedback, Proposal, Status, Trace, Usage
+from pytest_cudaforge.records import Feedback, Profile, ProfiledKernel, Proposal, Status, Trace, Usage
 from pytest_cudaforge.store import RunStore, StoredReply, TargetStore, total_usage
 
 FIRST = Proposal("first", None)
@@ -251,3 +251,13 @@ def test_an_unknown_price_makes_the_sum_unknown() -> None:
     assert total_usage([Usage(1, 1, 0, 0.5), Usage(2, 2, 1, 0.25)]) == Usage(3, 3, 1, 0.75)
     assert total_usage([Usage(1, 1, 0, 0.5), Usage()]) == Usage(1, 1, 0, 0.5), "a round without a call costs nothing"
     assert total_usage([]) == Usage()
+
+
+def test_a_profile_of_hostile_values_is_kept(tmp_path: Path) -> None:
+    folder = opened(tmp_path).round(1)
+    folder.begin(lambda: Proposal("first", None))
+    kernel = ProfiledKernel("half a character \ud800", True, 1, 1.0, metrics=(("rate", float("inf"), "byte/s"),))
+    kept = folder.write_profile(Profile("cupti", "quick", "digest", "w", (kernel,)))
+    stored = folder.profile()
+    assert stored is not None and stored == kept and stored.kernels[0].metrics == kernel.metrics
+    assert stored.kernels[0].function == "half a character ?"
