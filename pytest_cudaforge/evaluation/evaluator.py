@@ -628,7 +628,11 @@ class _Attempt:
         with host.lease.timing():
             self.waited_s = time.perf_counter() - asked
             if isinstance(kitchen, Workshop):
-                seen = self._workbench(kitchen, product).seen()
+                try:
+                    seen = self._workbench(kitchen, product).seen()
+                except Refusal as refusal:
+                    note = f"the candidate failed under the profile: {refusal.reason}"
+                    return replace(profiling.static_profile(call, depth), notes=(note,))
                 return profiling.module_profile(call, depth, seen, PROFILED_CALLS)
             if host.kind == "cuda":
                 return host.profiler.profile(call, depth)
