@@ -89,55 +89,6 @@ def test_wrong_kernels_are_refused(
     assert (evaluation.status, words in evaluation.reason + str(evaluation.build)) == (status, True), evaluation.reason
 
 
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        "static int calls; if (++calls > 40) return;",  # works while it is checked, rests while it is timed
-        # a table by the buffers' own addresses: no two of them share an entry, wherever the arena put them
-        "static float *at[999], was[999]; int k = 0; while (at[k] && at[k] != y) ++k; "
-        "if (at[k] && was[k] == x[0]) return; at[k] = y; was[k] = x[0];",
-    ],
-)
-def test_a_kernel_that_rests_while_it_is_timed_is_found_out(evaluator: Evaluator, repo: Path, cheat: str) -> None:
-    source = norm().file("kernel.cpp").replace("  #pragma omp parallel for", f"  {cheat}\n  #pragma omp parallel for")
-    candidate = Candidate.of("cpp", {"kernel.cpp": source, "plan.py": NORM_PLAN})
-    _assert_found_out(evaluator.evaluate(candidate, find(repo, "::RMSNorm")))
-
-
-def _assert_found_out(evaluation: Evaluation) -> None:
-    """By a wrong answer, or by the time that new values take: on a busy machine only the first is certain."""
-    assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
-    words = ("remembers answers", "of a timed call is wrong", "after many calls", "a few elements exchanged")
-    assert any(text in evaluation.reason for text in words), evaluation.reason
-
-
-MEMO = """
-static float *at[999]; static unsigned long was[999];
-static bool known(const float* x, float* y, long long n) {
-  unsigned long hash = 1469598103934665603ul;
-  for (long long i = 0; i < 64; ++i) {
-    unsigned bits; std::memcpy(&bits, x + i * n / 64, 4); hash = (hash ^ bits) * 1099511628211ul;
-  }
-  int k = 0;
-  while (at[k] && at[k] != y) ++k;
-  if (at[k] && was[k] == hash) return true;
-  at[k] = y; was[k] = hash;
-  return false;
-}
-"""
-
-
-def test_a_kernel_that_remembers_answers_is_refused_for_the_time_new_values_take(
-    evaluator: Evaluator, repo: Path
-) -> None:
-    """It looks at 64 of 16384 values, so a single changed one escapes it nearly always."""
-    source = norm().file("kernel.cpp").replace("void norm(", MEMO + "void norm(")
-    loop = "  #pragma omp parallel for"
-    source = source.replace(loop, "  if (known(x, y, rows * cols)) return;\n" + loop)
-    candidate = Candidate.of("cpp", {"kernel.cpp": source, "plan.py": NORM_PLAN})
-    _assert_found_out(evaluator.evaluate(candidate, find(repo, "::RMSNorm")))
-
-
 def test_library_work_is_labelled_and_allowed_only_on_request(evaluator: Evaluator, repo: Path) -> None:
     plan = 'from pytest_cudaforge.plan import op\n\ndef plan(x):\n    return op("aten._softmax", x, -1, False)\n'
     candidate = Candidate.of("cpp", {"kernel.cpp": "void unused() {}", "plan.py": plan})
@@ -359,14 +310,6 @@ class Normalised(nn.Module):
     def forward(self, x):
         return self.bn(x)
 """
-MEAN = """
-void mean_all(const float* x, float* y, long n) {
-  CHEAT
-  double s = 0;
-  for (long i = 0; i < n; ++i) s += (double)x[i] * x[i];
-  *y = (float)(s / n);
-}
-"""
 MEAN_PLAN = """from pytest_cudaforge.plan import empty, launch
 
 def plan(x):
@@ -426,24 +369,6 @@ def test_where_the_reference_takes_no_others_they_stay_in_their_range(evaluator:
     assert evaluation.passed, evaluation.reason
     assert evaluation.verification is not None
     assert "large" not in {case.case for case in evaluation.verification.cases}
-
-
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        "",
-        "static int calls; if (++calls > 60) return;",
-        # Rests wherever it does not see poison.
-        "unsigned u; __builtin_memcpy(&u, y, 4); if (u != 0x5B5B5B5B && u != 0xFFFFFFFF) return;",
-    ],
-)
-def test_a_reduction_that_rests_while_it_is_timed_is_found_out(
-    evaluator: Evaluator, rand_repo: Path, cheat: str
-) -> None:
-    candidate = Candidate.of("cpp", {"kernel.cpp": MEAN.replace("CHEAT", cheat), "plan.py": MEAN_PLAN})
-    evaluation = evaluator.evaluate(candidate, find(rand_repo, "::mean_of_all"))
-    wanted = Status.INCORRECT_NUMERICAL if cheat else Status.PASSED
-    assert evaluation.status is wanted, evaluation.reason
 
 
 def test_a_target_that_writes_its_input_is_timed_too(evaluator: Evaluator, repo: Path) -> None:

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import TargetError
-from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.subject import Subject
-from pytest_cudaforge.records import Candidate, LintFinding, Status
+from pytest_cudaforge.records import LintFinding
 
 HEAD = """
 import torch
@@ -279,34 +277,3 @@ def test_state_is_put_back_where_the_targets_code_raises(tmp_path: Path, name: s
         with pytest.raises(TargetError, match="never"):
             lint(picky, "default")
     assert all(torch.equal(tensor, before[path]) for path, tensor in picky.state().items())
-
-
-PLAN = """
-from pytest_cudaforge.plan import empty, launch
-
-def plan(x):
-    y = empty(SHAPE, x.dtype)
-    launch("trivial", args=(x, y, y.numel()))
-    return y
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "value"),
-    [("uniform_mean", "x.shape[:1]", "1.0f / 64"), ("nothing_but_rounding", "x.shape[:1]", "0"),
-     ("below_rounding", "x.shape", "x[i]")],
-)  # fmt: skip
-def test_a_trivial_kernel_does_pass_what_is_refused(
-    root: Path, tmp_path: Path, name: str, shape: str, value: str
-) -> None:
-    source = (
-        f"void trivial(const float* x, float* y, long long n) {{ for (long long i = 0; i < n; ++i) y[i] = {value}; }}"
-    )
-    candidate = Candidate.of("cpp", {"plan.py": PLAN.replace("SHAPE", shape), "kernel.cpp": source})
-    target = next(t for t in discover([root / "refused.py"], root).targets if t.qualname == name)
-    with Evaluator(
-        EvaluatorSettings(cache_dir=cache_with_ceilings(tmp_path), lock_dir=tmp_path, hang_limit_s=5.0)
-    ) as evaluator:
-        assert evaluator.lint(target) != ()
-        evaluation = evaluator.evaluate(candidate, target, timing=False)
-    assert evaluation.status is Status.PASSED, evaluation.reason

@@ -1,0 +1,155 @@
+"""Kernels that rest while they are timed or remember answers, and trivial ones for targets that the linter refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from judged_targets import NORM_PLAN, find, norm, write_repo
+
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+MORE = """
+import torch
+from torch.nn import functional as F
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.rand(512, 700)])
+def mean_of_all(x):
+    return (x * x).mean()
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def uniform_mean(x):
+    return torch.softmax(x, -1).mean(-1)
+
+@forge_target(inputs=lambda: [torch.randn(64, 64)])
+def nothing_but_rounding(x):
+    return F.layer_norm(x, (64,)).sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def below_rounding(x):
+    return x + 1e-12
+"""
+MEAN = """
+void mean_all(const float* x, float* y, long n) {
+  CHEAT
+  double s = 0;
+  for (long i = 0; i < n; ++i) s += (double)x[i] * x[i];
+  *y = (float)(s / n);
+}
+"""
+MEAN_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty((), x.dtype)
+    launch("mean_all", args=(x, y, x.numel()))
+    return y
+"""
+TRIVIAL_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(SHAPE, x.dtype)
+    launch("trivial", args=(x, y, y.numel()))
+    return y
+"""
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    write_repo(root)
+    (root / "more.py").write_text(MORE)
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    cache = tmp_path_factory.mktemp("cache")
+    settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=5.0, lock_dir=cache)
+    with Evaluator(settings) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "static int calls; if (++calls > 40) return;",  # works while it is checked, rests while it is timed
+        # a table by the buffers' own addresses: no two of them share an entry, wherever the arena put them
+        "static float *at[999], was[999]; int k = 0; while (at[k] && at[k] != y) ++k; "
+        "if (at[k] && was[k] == x[0]) return; at[k] = y; was[k] = x[0];",
+    ],
+)
+def test_a_kernel_that_rests_while_it_is_timed_is_found_out(evaluator: Evaluator, repo: Path, cheat: str) -> None:
+    source = norm().file("kernel.cpp").replace("  #pragma omp parallel for", f"  {cheat}\n  #pragma omp parallel for")
+    candidate = Candidate.of("cpp", {"kernel.cpp": source, "plan.py": NORM_PLAN})
+    _assert_found_out(evaluator.evaluate(candidate, find(repo, "::RMSNorm")))
+
+
+def _assert_found_out(evaluation: Evaluation) -> None:
+    """By a wrong answer, or by the time that new values take: on a busy machine only the first is certain."""
+    assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
+    words = ("remembers answers", "of a timed call is wrong", "after many calls", "a few elements exchanged")
+    assert any(text in evaluation.reason for text in words), evaluation.reason
+
+
+MEMO = """
+static float *at[999]; static unsigned long was[999];
+static bool known(const float* x, float* y, long long n) {
+  unsigned long hash = 1469598103934665603ul;
+  for (long long i = 0; i < 64; ++i) {
+    unsigned bits; std::memcpy(&bits, x + i * n / 64, 4); hash = (hash ^ bits) * 1099511628211ul;
+  }
+  int k = 0;
+  while (at[k] && at[k] != y) ++k;
+  if (at[k] && was[k] == hash) return true;
+  at[k] = y; was[k] = hash;
+  return false;
+}
+"""
+
+
+def test_a_kernel_that_remembers_answers_is_refused_for_the_time_new_values_take(
+    evaluator: Evaluator, repo: Path
+) -> None:
+    """It looks at 64 of 16384 values, so a single changed one escapes it nearly always."""
+    source = norm().file("kernel.cpp").replace("void norm(", MEMO + "void norm(")
+    loop = "  #pragma omp parallel for"
+    source = source.replace(loop, "  if (known(x, y, rows * cols)) return;\n" + loop)
+    candidate = Candidate.of("cpp", {"kernel.cpp": source, "plan.py": NORM_PLAN})
+    _assert_found_out(evaluator.evaluate(candidate, find(repo, "::RMSNorm")))
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "",
+        "static int calls; if (++calls > 60) return;",
+        # Rests wherever it does not see poison.
+        "unsigned u; __builtin_memcpy(&u, y, 4); if (u != 0x5B5B5B5B && u != 0xFFFFFFFF) return;",
+    ],
+)
+def test_a_reduction_that_rests_while_it_is_timed_is_found_out(evaluator: Evaluator, repo: Path, cheat: str) -> None:
+    candidate = Candidate.of("cpp", {"kernel.cpp": MEAN.replace("CHEAT", cheat), "plan.py": MEAN_PLAN})
+    evaluation = evaluator.evaluate(candidate, find(repo, "::mean_of_all"))
+    wanted = Status.INCORRECT_NUMERICAL if cheat else Status.PASSED
+    assert evaluation.status is wanted, evaluation.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "value"),
+    [("uniform_mean", "x.shape[:1]", "1.0f / 64"), ("nothing_but_rounding", "x.shape[:1]", "0"),
+     ("below_rounding", "x.shape", "x[i]")],
+)  # fmt: skip
+def test_a_trivial_kernel_does_pass_what_the_linter_refuses(
+    evaluator: Evaluator, repo: Path, name: str, shape: str, value: str
+) -> None:
+    loop = f"for (long long i = 0; i < n; ++i) y[i] = {value};"
+    source = f"void trivial(const float* x, float* y, long long n) {{ {loop} }}"
+    candidate = Candidate.of("cpp", {"plan.py": TRIVIAL_PLAN.replace("SHAPE", shape), "kernel.cpp": source})
+    target = find(repo, f"::{name}")
+    assert evaluator.lint(target) != ()
+    evaluation = evaluator.evaluate(candidate, target, timing=False)
+    assert evaluation.status is Status.PASSED, evaluation.reason
