@@ -25,14 +25,21 @@ __all__ = [
 ]
 
 
+#: Measurement error of time and ceiling together, in percent.
+_STILL_A_BOUND = 105.0
+
+
 def speedup_text(speedup: float | None) -> str:
     """``1.43x``; a dash where nothing was measured."""
     return "-" if speedup is None else f"{speedup:.2f}x"
 
 
 def sol_text(sol_percent: float | None) -> str:
-    """``87%`` of the speed of light; a dash where nobody knows the roofline."""
-    return "-" if sol_percent is None else f"{sol_percent:.0f}%"
+    """``87%`` of the speed of light; a dash where nobody knows the roofline, ``>100%`` where it bounds nothing (data in
+    caches that it does not know, a ceiling that was measured too low)."""
+    if sol_percent is None:
+        return "-"
+    return f"{sol_percent:.0f}%" if sol_percent <= _STILL_A_BOUND else ">100%"
 
 
 def usage_text(usage: Usage) -> str:

@@ -17,6 +17,7 @@ from pytest_cudaforge.display import (
     event_line,
     properties_of,
     round_table,
+    sol_text,
     summary_lines,
     trace_text,
     usage_text,
@@ -285,3 +286,7 @@ def test_no_terminal_acts_on_what_a_model_or_a_candidate_wrote() -> None:
     shown = [trace_text([trace], failed=True), evaluation_text(broken), event_line(event)]
     shown += summary_lines([trace], totals([trace], Usage(), 1.0))
     assert "red" in shown[0] and not [text for text in shown if set(text) & set("\x1b\x07\x9b\u202e\u200b")]
+
+
+def test_what_runs_faster_than_its_bound_has_none():
+    assert [sol_text(value) for value in (None, 86.6, 104.0, 226.0)] == ["-", "87%", "104%", ">100%"]
