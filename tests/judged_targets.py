@@ -184,3 +184,19 @@ def norm(
     """An RMSNorm kernel with one thing changed."""
     source = NORM.replace("ROWS", rows).replace("COLS", cols).replace("WIDTH", width).replace("AFTER", after)
     return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan})
+
+
+#: Targets whose outputs hold nothing but rounding or a constant: a trivial kernel passes them.
+TRIVIAL = """
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def uniform_mean(x):
+    return torch.softmax(x, -1).mean(-1)
+
+@forge_target(inputs=lambda: [torch.randn(64, 64)])
+def nothing_but_rounding(x):
+    return F.layer_norm(x, (64,)).sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def below_rounding(x):
+    return x + 1e-12
+"""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judged_targets import NORM_PLAN, find, norm, write_repo
+from judged_targets import NORM_PLAN, TRIVIAL, find, norm, write_repo
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Evaluation, Status
@@ -19,18 +19,6 @@ from pytest_cudaforge import forge_target
 @forge_target(inputs=lambda: [torch.rand(512, 700)])
 def mean_of_all(x):
     return (x * x).mean()
-
-@forge_target(inputs=lambda: [torch.randn(8, 64)])
-def uniform_mean(x):
-    return torch.softmax(x, -1).mean(-1)
-
-@forge_target(inputs=lambda: [torch.randn(64, 64)])
-def nothing_but_rounding(x):
-    return F.layer_norm(x, (64,)).sum(-1)
-
-@forge_target(inputs=lambda: [torch.randn(8, 64)])
-def below_rounding(x):
-    return x + 1e-12
 """
 MEAN = """
 void mean_all(const float* x, float* y, long n) {
@@ -61,7 +49,7 @@ def plan(x):
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repo")
     write_repo(root)
-    (root / "more.py").write_text(MORE)
+    (root / "more.py").write_text(MORE + TRIVIAL)
     return root
 
 

@@ -77,7 +77,7 @@ def test_a_graph_of_all_launches_is_right_and_its_outputs_are_the_callers(evalua
     print("one CUDA graph:", found.reason, [line.candidate.median_ns for line in found.timing.workloads])
 
 
-def test_without_a_model_a_configuration_is_forged(repo: Path) -> None:
+def test_without_a_model_a_configuration_is_verified(repo: Path) -> None:
     done = pytest_in(repo, "--forge", "--forge-rounds", "1", OPENAI_API_KEY="", CUDAFORGE_TRIALS="2")
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
