@@ -340,6 +340,25 @@ class TimedBlock:
 
 
 @dataclass(frozen=True)
+class Race:
+    """One workload in one sitting of the guard: what is checked in now against its version at the merge base and its
+    reference, block by block, each in fresh processes. Parties: "candidate", "base" where there was one, "eager" and
+    "compile" (of a plain module there are "candidate" and "base" only).
+
+    ``what``: "forward", or "backward" for a call with its gradients. ``disturbed``: why nothing may be decided from it;
+    "" where it was calm. ``seconds``: of wall time, builds included.
+    """
+
+    workload: str
+    clock: Literal["events", "supervisor"]
+    blocks: tuple[TimedBlock, ...]
+    what: Literal["forward", "backward"] = "forward"
+    disturbed: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class HostTiming:
     """Calls one after another with nothing between, ns per call by the supervisor's slope: what a caller sees whose
     calls are bound by their launches. ``device_ns``: the candidate's same calls by device events. Baselines are there
