@@ -16,9 +16,9 @@ GuardOutcome = Literal["pass", "regression", "inconclusive"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """A regression passes all of them. ``relative``: share of the base's time. ``noise``: what two sittings of one kernel
-    differ by on this runner (``cudaforge calibrate`` measures it). ``promise_margin``: how far a speedup over the
-    reference may fall below the manifest's."""
+    """A regression passes all of them. ``relative``: share of the base's time. ``noise``: what two sittings of one
+    kernel differ by on this runner (``cudaforge calibrate`` measures it). ``promise_margin``: how far a speedup over
+    the reference may fall below the manifest's."""
 
     relative: float = 0.03
     absolute_ns: float = 1_000.0
