@@ -30,7 +30,8 @@ class Target:
 
     ``id`` is ``posix/path/from/rootdir.py::Qualified.Name`` (a KernelBench file: ``path.py::Model``).
     ``source`` is the target with everything it needs from its file (and from files it imports relatively), the
-    text shown to the Coder; ``digest`` is sha256 over it, so that changing one target leaves others valid.
+    text shown to the Coder; ``digest`` is sha256 over it, so that changing one target leaves others valid. ``terms``
+    are options that count instead of its own, by name: in guard mode those of the merge base (target.with_terms).
     """
 
     id: str
@@ -44,6 +45,12 @@ class Target:
     name: str
     source: str
     digest: str
+    terms: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Whose facts these are: where it lies, what its source says, on which terms."""
+        return "\0".join((self.root, self.id, self.digest, repr(self.terms) if self.terms else ""))
 
     @property
     def slug(self) -> str:
@@ -345,8 +352,11 @@ class Race:
     reference, block by block, each in fresh processes. Parties: "candidate", "base" where there was one, "eager" and
     "compile" (of a plain module there are "candidate" and "base" only).
 
+    ``blocks`` are raw: disturbed ones (see ``TimedBlock.foreign``) are among them, and a question that was settled
+    early has fewer than another, so a block need not hold every party.
     ``what``: "forward", or "backward" for a call with its gradients. ``disturbed``: why nothing may be decided from it;
-    "" where it was calm. ``seconds``: of wall time, builds included.
+    "" where it was calm. ``notes``: why there is no base, or no compiled reference. ``seconds``: of wall time, builds
+    included.
     """
 
     workload: str
@@ -356,6 +366,16 @@ class Race:
     disturbed: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RaceFailure:
+    """What is checked in now failed in a race: it could not be built, or it crashed, hung or answered wrongly under the
+    clock. As an Evaluation's ``status`` and ``reason``; nothing was measured that could be decided from."""
+
+    workload: str
+    status: Status
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,18 @@ from typing import Any, Literal, TypeVar, overload
 
 from pytest_cudaforge.errors import UsageError
 
-__all__ = ["MARK", "PRECISIONS", "WORKS", "TargetOptions", "file_options", "forge_target", "options_of"]
+__all__ = [
+    "MARK",
+    "PRECISIONS",
+    "TERMS",
+    "WORKS",
+    "TargetOptions",
+    "file_options",
+    "forge_target",
+    "options_of",
+    "terms_of",
+    "with_terms",
+]
 
 #: Name of the attribute that holds the options.
 MARK = "__forge_target__"
@@ -29,6 +40,12 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64", "default")
 
 #: What a candidate's work may be labelled as (see records.Work).
 WORKS = ("kernel", "mixed", "library", "rewrite")
+
+#: The options that a verdict is reached on; the others say what is called, and with what.
+TERMS = (
+    *("precision", "atol", "rtol", "languages", "min_speedup", "dynamic", "strides", "distributions", "allow"),
+    *("mode", "grad", "index_outputs", "nondeterministic"),
+)
 
 _Marked = TypeVar("_Marked")
 InputsFunction = Callable[[], Any]
@@ -136,6 +153,22 @@ def file_options(options: TargetOptions | None, namespace: Mapping[str, Any]) ->
         return found
     inputs, init = namespace.get("get_inputs"), namespace.get("get_init_inputs")
     return replace(found, inputs=inputs, init=found.init if found.init is not None else init)
+
+
+def terms_of(options: TargetOptions) -> dict[str, Any]:
+    """What a verdict is reached on: the options that are plain data, by name (tuples as lists)."""
+    values = {name: getattr(options, name) for name in TERMS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def with_terms(options: TargetOptions, terms: Iterable[tuple[str, Any]]) -> TargetOptions:
+    """``options`` with other terms. Raises UsageError for a term that is none, or of a wrong value."""
+    values: dict[str, Any] = {}
+    for name, value in terms:
+        if name not in TERMS:
+            raise unknown_option(name)
+        values[name] = value if value is None else _CHECKS[name](name, value)
+    return replace(options, **values)
 
 
 def _mark(target: Any, options: TargetOptions) -> Any:

@@ -279,6 +279,11 @@ class OracleClient:
         facts: TargetFacts = from_json(TargetFacts, self.request("facts", target=to_json(target)))
         return facts
 
+    def terms(self, target: Target) -> tuple[tuple[str, Any], ...]:
+        """Its options that are plain data (target.TERMS), by name. Imports and constructs it, runs no workload."""
+        found = self.request("terms", target=to_json(target))
+        return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found.items())
+
     def backward(self, target: Target) -> tuple[str, tuple[WorkloadFacts, ...]]:
         """Why the target's backward cannot be verified ("" where it can), and the facts of each workload's backward."""
         found = self.request("backward", target=to_json(target))
@@ -318,7 +323,7 @@ class OracleClient:
 
     def variants(self, target: Target, workload: str) -> tuple[tuple[str, WorkloadFacts], ...]:
         """Probes the reference itself answers: other strides, neighbouring sizes."""
-        key = (target.root, target.id, target.digest, workload)
+        key = (target.key, workload)
         if key not in self._variants:
             try:
                 found = self.request("variants", target=to_json(target), workload=workload)

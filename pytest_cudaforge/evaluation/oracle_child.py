@@ -33,6 +33,7 @@ from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
 from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
 from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
+from pytest_cudaforge.target import terms_of
 
 __all__ = ["main"]
 
@@ -61,7 +62,7 @@ class _Oracle:
 
     def subject(self, target: Any) -> Subject:
         record: Target = from_json(Target, target)
-        key = f"{record.root}\0{record.id}\0{record.digest}"
+        key = record.key
         if key not in self.subjects:
             self.subjects[key] = Subject(record, self.device, self.python_paths)
         return self.subjects[key]
@@ -71,7 +72,7 @@ class _Oracle:
         if not is_backward(workload):
             return self.subject(target)
         record: Target = from_json(Target, target)
-        key = f"{record.root}\0{record.id}\0{record.digest}\0backward"
+        key = f"{record.key}\0backward"
         if key not in self.subjects:
             self.subjects[key] = GradientSubject(record, self.device, self.python_paths)
         return self.subjects[key]
@@ -89,6 +90,9 @@ class _Oracle:
 
     def do_facts(self, target: Any) -> Any:
         return to_json(target_facts(self.subject(target)))
+
+    def do_terms(self, target: Any) -> Any:
+        return terms_of(self.subject(target).options)
 
     def do_backward(self, target: Any) -> Any:
         """``{"reason": why there is none, "workloads": WorkloadFacts of each workload's backward}``."""

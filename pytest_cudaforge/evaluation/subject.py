@@ -35,7 +35,7 @@ from pytest_cudaforge.runtime.signature import (
     split_init,
     unflatten_call,
 )
-from pytest_cudaforge.target import TargetOptions, file_options, options_of
+from pytest_cudaforge.target import TargetOptions, file_options, options_of, with_terms
 
 __all__ = ["INIT_SEED", "TYING", "Subject", "imported", "is_fatal", "seed_generators", "user_text"]
 
@@ -90,7 +90,7 @@ class Subject:
         namespace = self._guarded("importing its file", lambda: _load_file(target, python_paths))
         self.obj = _find(target, namespace)
         options = options_of(self.obj)
-        self.options: TargetOptions = file_options(options, vars(namespace))
+        self.options: TargetOptions = with_terms(file_options(options, vars(namespace)), target.terms)
         if not self.options.input_sets:
             raise TargetError(
                 f"{target.id}: no inputs are declared",
