@@ -32,6 +32,7 @@ from pytest_cudaforge.evaluation.oracle import OracleClient, compiler_caches
 from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.profiling import ProfiledCall
+from pytest_cudaforge.evaluation.race import BaseFailed, Contest, Reference, race_pace
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
 from pytest_cudaforge.evaluation.sanitizing import Sanitizing, joined
@@ -65,6 +66,8 @@ from pytest_cudaforge.records import (
     Isolation,
     LintFinding,
     Profile,
+    Race,
+    RaceFailure,
     Sample,
     SanitizerReport,
     Status,
@@ -237,7 +240,7 @@ class Evaluator:
 
     def _about(self, target: Target, clock: Clock | None = None) -> _Known:
         """By clock, too: what is timed by one says nothing of what is timed by the other."""
-        key = f"{target.root}\0{target.id}\0{target.digest}\0{clock or self.clock_of('')}"
+        key = f"{target.key}\0{clock or self.clock_of('')}"
         with self._lock:
             return self._known.setdefault(key, _Known())
 
@@ -286,14 +289,23 @@ class Evaluator:
             generated=rotation.generated,
         )
 
-    def _rotation(self, target: Target, known: _Known, workload: WorkloadFacts, clock: Clock) -> Rotation:
+    def _rotation(
+        self, target: Target, known: _Known, workload: WorkloadFacts, clock: Clock, *, compiled: bool = True
+    ) -> Rotation:
+        """``compiled``: with torch.compile's version, or why there is none."""
         rotation = known.rotations.get(workload.name)
-        if rotation is None or rotation.generation != self.oracle.generation:
+        if rotation is None or rotation.generation != self.oracle.generation or (compiled and not rotation.compiled):
+            if rotation is not None:
+                self._end_rotation(rotation)
             frames = frame_count(workload, self.kind, self._cache_bytes, clock)
             with self.lease.work():
-                rotation = open_rotation(self.oracle, target, workload, frames)
+                rotation = open_rotation(self.oracle, target, workload, frames, compiled=compiled)
             known.rotations[workload.name] = rotation
         return rotation
+
+    def _end_rotation(self, rotation: Rotation) -> None:
+        if rotation.generation == self.oracle.generation:
+            self.oracle.request("end_rotation", rotation=rotation.number)
 
     def _roofline_ns(self, workload: WorkloadFacts, precision: str, frames: int) -> float | None:
         return roofline.reference_ns(workload, precision, self.device, self._working_set(workload, frames))
@@ -308,9 +320,7 @@ class Evaluator:
         """Give a rotation of gigabytes back; small ones stay for the next candidate."""
         rotation = known.rotations.get(workload.name)
         if rotation is not None and rotation.frames * workload.input_bytes > _KEEP_ROTATION_BYTES:
-            del known.rotations[workload.name]
-            if rotation.generation == self.oracle.generation:
-                self.oracle.request("end_rotation", rotation=rotation.number)
+            self._end_rotation(known.rotations.pop(workload.name))
 
     @property
     def _cache_bytes(self) -> int:
@@ -373,6 +383,40 @@ class Evaluator:
             seconds=round(time.perf_counter() - began, 4),
             environment=self._environment(facts),
         )
+
+    def race(
+        self,
+        candidate: Candidate,
+        target: Target,
+        *,
+        base: Candidate | None = None,
+        processes: int | None = None,
+        budget_s: float | None = None,
+        references: Sequence[Reference] = ("eager", "compile"),
+        workloads: Sequence[str] | None = None,
+    ) -> tuple[Race, ...] | RaceFailure:
+        """Measure for the guard: a candidate that was verified before against ``base``, another version of it, and its
+        ``references``, in one sitting per workload. A candidate that fails is a RaceFailure; a base that cannot be
+        built or run any more is left out, and the race's notes say why.
+
+        ``processes``: fresh ones of candidate and base each; ``budget_s``: of the blocks of one workload; both None:
+        what suffices on this kind of device. ``workloads``: names, None: all. Raises what :meth:`evaluate` raises, and
+        ConfigError for a workload that the target does not have.
+        """
+        facts = self.facts(target)
+        entrant = _Attempt(self, candidate, target, facts, fresh=False)
+        entrant._require_language()
+        if base is not None:
+            entrant.incumbent = _Attempt(self, base, target, facts, fresh=False)
+        pace = race_pace(self.kind, processes, budget_s)
+        races = []
+        for workload in _chosen(facts, workloads):
+            try:
+                races.append(entrant.race(workload, pace, references))
+            except Refusal as refusal:
+                self._after_failure(refusal)
+                return RaceFailure(workload.name, refusal.status, refusal.reason)
+        return tuple(races)
 
     def profile(self, candidate: Candidate, target: Target, *, depth: Depth = "quick") -> Profile:
         """What a candidate that passed before does on the device, on the workload that takes longest.
@@ -497,6 +541,7 @@ class _Attempt:
         self._backwards: tuple[Product, ...] = ()
         self._gradients = ""
         self._workshop: Workshop | None = None
+        self._raced_in: Kitchen | Workshop | None = None
         #: Another attempt, whose products are timed beside this one's.
         self.incumbent: _Attempt | None = None
         self._own_share: float | None = None
@@ -827,6 +872,99 @@ class _Attempt:
         summary = replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary
         return summary, sitting.crowded
 
+    # -- racing
+
+    def race(self, workload: WorkloadFacts, pace: Pace, references: Sequence[Reference]) -> Race:
+        """One workload's race against the incumbent, which is the version at the merge base. Raises Refusal where this
+        candidate fails."""
+        host, known, began = self.evaluator, self.evaluator._about(self.target, self.clock), time.perf_counter()
+        notes: list[str] = []
+        with host.lease.work():
+            entrant = self.entrant(workload)
+            base = self._base_entrant(workload, notes)
+        with known.lock:
+            compiled = "compile" in references
+            rotation = host._rotation(self.target, known, workload, self.clock, compiled=compiled)
+        if compiled and rotation.compile_note:
+            notes.append(f"{workload.name}: no compiled reference: {rotation.compile_note}")
+        rotation = replace(rotation, parties=tuple(p for p in rotation.parties if p in references))
+        try:
+            return self._raced(entrant, base, rotation, pace, notes, began)
+        finally:
+            host._release(known, workload)
+
+    def entrant(self, workload: WorkloadFacts) -> Incumbent:
+        """This candidate built for ``workload``. Raises Refusal."""
+        if self._raced_in is None:
+            self._raced_in = self._module() if self.candidate.language in _HOSTED else self._kitchen()
+        product = self._raced_in.produce(workload)
+        if isinstance(self._raced_in, Workshop):
+            self._workbench(self._raced_in, product).open()
+        return Incumbent(product, self._worker_of)
+
+    def _base_entrant(self, workload: WorkloadFacts, notes: list[str]) -> Incumbent | None:
+        if self.incumbent is None:
+            return None
+        try:
+            self.incumbent._require_language()
+            return self.incumbent.entrant(workload)
+        except (Refusal, ConfigError) as error:
+            reason = error.reason if isinstance(error, Refusal) else str(error)
+            notes.append(_NO_BASE.format("cannot be built", reason))
+            return None
+
+    def _raced(
+        self,
+        entrant: Incumbent,
+        base: Incumbent | None,
+        rotation: Rotation,
+        pace: Pace,
+        notes: list[str],
+        began: float,
+    ) -> Race:
+        host, told = self.evaluator, ""
+        for attempt in range(2):
+            contest = self._contest(entrant, base, rotation, pace)
+            with host.lease.timing():
+                try:
+                    blocks = contest.measure()
+                except BaseFailed as error:
+                    notes.append(_NO_BASE.format("does not run", error))
+                    contest = self._contest(entrant, None, rotation, pace)
+                    base, blocks = None, contest.measure()
+            if not blocks:
+                raise Refusal(Status.REJECTED, f"{rotation.workload.name}: the clock gave no usable block")
+            told = contest.disturbance
+            if not told or attempt:
+                break
+            wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN, host.load)
+        notes += contest.watch.notes if contest.watch is not None else ()
+        return Race(
+            workload=rotation.workload.name,
+            clock=self.clock,
+            blocks=kept_blocks(blocks),
+            disturbed=told,
+            notes=tuple(dict.fromkeys(notes)),
+            seconds=round(time.perf_counter() - began, 3),
+        )
+
+    def _contest(self, entrant: Incumbent, base: Incumbent | None, rotation: Rotation, pace: Pace) -> Contest:
+        host = self.evaluator
+        return Contest(
+            self.target,
+            entrant.product,
+            rotation,
+            host.oracle,
+            entrant.worker_of,
+            device=host.kind,
+            clock=self.clock,
+            pace=pace,
+            flush_bytes=host._flush_bytes,
+            hang_limit_s=self._limit_s(None),
+            incumbent=base,
+            monitor=host.monitor,
+        )
+
     def _check_physics(self, product: Product, result: WorkloadTiming) -> None:
         """On a GPU nothing writes its outputs faster than the memory takes them."""
         device = self.evaluator.device
@@ -876,6 +1014,16 @@ def _clocks_apart(result: WorkloadTiming) -> list[str]:
     return [f"{result.workload}: the supervisor's clock tells {apart:+.1%} of what device events do for the same calls"]
 
 
+def _chosen(facts: TargetFacts, names: Sequence[str] | None) -> list[WorkloadFacts]:
+    """Raises ConfigError for a name that no workload has."""
+    known = {workload.name: workload for workload in facts.workloads}
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"{facts.target_id} has no workload {name!r}", expected=", ".join(known))
+    return [known[name] for name in names] if names is not None else list(known.values())
+
+
+_NO_BASE = "the version at the merge base {} any more against today's target and was left out: {}"
 _DISTURBED = "the baselines ran slower beside the candidate than alone, twice"
 _CROWDED = "other processes kept the cores busy in nearly every block, twice"
 _SLOWED = "the device was slowed down or used by others in nearly every block, twice"

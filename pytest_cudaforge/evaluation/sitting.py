@@ -64,7 +64,7 @@ from pytest_cudaforge.records import (
     to_json,
 )
 
-__all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "open_rotation"]
+__all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "Table", "open_rotation"]
 
 #: Buffers a sitting may rotate over, and how much memory they may take.
 _MAX_FRAMES = 256
@@ -108,14 +108,18 @@ class Rotation:
     parties: tuple[str, ...]
     compile_note: str
     generated: str = ""
+    #: Was torch.compile tried?
+    compiled: bool = True
 
 
-def open_rotation(oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int) -> Rotation:
+def open_rotation(
+    oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int, *, compiled: bool = True
+) -> Rotation:
     """Draw the input sets and compile the reference; where torch.compile fails the note says why."""
-    args = {"target": to_json(target), "workload": workload.name, "frames": frames, "compiled": True}
+    args = {"target": to_json(target), "workload": workload.name, "frames": frames, "compiled": compiled}
     data = oracle.request("rotation", **args)
     parties, note = tuple(data["parties"]), data["compile_note"]
-    return Rotation(data["rotation"], oracle.generation, workload, frames, parties, note, data["generated"])
+    return Rotation(data["rotation"], oracle.generation, workload, frames, parties, note, data["generated"], compiled)
 
 
 def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int, clock: Clock) -> int:
@@ -136,7 +140,7 @@ class Incumbent:
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """One product and the arena it works on: everything of a sitting that outlives its workers."""
 
     product: Product
@@ -207,19 +211,19 @@ class Sitting:
         return tuple(slowed(block, "candidate", self.lag) for block in steady_blocks(quiet_blocks(blocks)))
 
     @contextlib.contextmanager
-    def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[_Table]:
+    def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[Table]:
         """``product``'s arena with values in every frame, for as long as the sitting lasts."""
         layout = call_layout(product.traced, frames=self.rotation.frames)
         bench, arena = self.oracle.open_bench(self.target, product.workload.name, "", layout.data)
         try:
             self.oracle.fill_all(bench, _seeds(self.rotation.frames), 0)
-            yield _Table(product, worker_of, layout, bench, arena)
+            yield Table(product, worker_of, layout, bench, arena)
         finally:
             arena.close()
             self.oracle.close_bench(bench)
 
     @contextlib.contextmanager
-    def _seated(self, table: _Table) -> Iterator[Party]:
+    def _seated(self, table: Table) -> Iterator[Party]:
         """A fresh worker at ``table``, ready to be timed; for the supervisor's clock it is stopped."""
         with table.worker_of(table.product) as worker, contextlib.ExitStack() as stack:
             self._pids.add(worker.pgid)
@@ -241,7 +245,7 @@ class Sitting:
                 output_bytes=table.product.workload.output_bytes,
             )
 
-    def _measure_own_share(self, blocks: Sequence[Block], table: _Table) -> None:
+    def _measure_own_share(self, blocks: Sequence[Block], table: Table) -> None:
         """Time the plan's library calls alone: trusted code, which a kernel cannot slow down for a better share. What
         the kernels left in scratch stays there as plausible input."""
         main = self.product.traced.main
@@ -255,7 +259,7 @@ class Sitting:
             library_ns = sample_of([party.turn(self.pace.slice_ns) for _ in range(3)], 1).median_ns
         self.own_share = max(0.0, min(1.0, 1.0 - library_ns / total_ns))
 
-    def _one_worker(self, process: int, table: _Table, beside: _Table | None) -> list[Block]:
+    def _one_worker(self, process: int, table: Table, beside: Table | None) -> list[Block]:
         with contextlib.ExitStack() as stack:
             parties = {"candidate": stack.enter_context(self._seated(table))}
             if beside is not None:
@@ -321,7 +325,7 @@ class Sitting:
         return all(narrow_enough(ratio_of(steady_blocks(blocks), party)) for party in against)
 
     def _check_timed_calls(
-        self, process: int, table: _Table, parties: Mapping[str, Party], blocks: Sequence[Block]
+        self, process: int, table: Table, parties: Mapping[str, Party], blocks: Sequence[Block]
     ) -> None:
         """Were the timed calls' answers right, and new? In every other process in the one way or the other."""
         candidate = parties["candidate"]
@@ -340,7 +344,7 @@ class Sitting:
 
         self._check_new_values(table, candidate, call_ns, slowdown)
 
-    def _check_families(self, table: _Table, candidate: Party) -> None:
+    def _check_families(self, table: Table, candidate: Party) -> None:
         """Every kind of values once more, in a process that was timed: a kernel that tells by the number of its calls,
         or by their places, that it is no longer verified may take short cuts that drawn values do not show."""
         workload = self.product.workload
@@ -359,7 +363,7 @@ class Sitting:
         mutated = self.oracle.mutates(self.target, self.product.workload.name)
         return any(path.startswith("input/") for path in mutated)
 
-    def _check_touched(self, table: _Table, candidate: Party) -> None:
+    def _check_touched(self, table: Table, candidate: Party) -> None:
         """One more turn, like all others, after a single element of an input was changed behind the kernel's back.
 
         A kernel that works while it is being checked and rests while it is timed leaves the old answer there, and so
@@ -372,7 +376,7 @@ class Sitting:
         candidate.turn(self.pace.slice_ns, least=self.rotation.frames)
         self._judge(table, frame)
 
-    def _check_new_values(self, table: _Table, candidate: Party, call_ns: float, slowdown: Callable[[], float]) -> None:
+    def _check_new_values(self, table: Table, candidate: Party, call_ns: float, slowdown: Callable[[], float]) -> None:
         """All values change at once: is every answer new, and does it take no longer than before? See the module
         ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`. ``slowdown``: how many times
         slower than in the blocks the machine is now."""
@@ -449,7 +453,7 @@ class Sitting:
         per_call_ns = candidate.once(self.rotation.frames)
         return per_call_ns, load.share() if load is not None else 0.0
 
-    def _judge(self, table: _Table, frame: int) -> None:
+    def _judge(self, table: Table, frame: int) -> None:
         """Raise Refusal where the frame's outputs are not those of the values that stand there now."""
         name = self.product.workload.name
         outputs = output_leaves(self.product.traced.main, table.layout, frame)
