@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -424,9 +425,11 @@ def _load_plain_file(target: Target, path: Path) -> ModuleType:
 def _modules_below(root: str) -> list[tuple[str, Path]]:
     """Imported modules (name, file) that lie in ``root`` and are not installed there."""
     found = []
+    # By their text: torch alone brings two thousand modules, and a path object for each would cost more than a trial.
+    prefix = str(Path(root)).rstrip("/") + "/"
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
-        if origin and Path(origin).is_relative_to(root) and "site-packages" not in Path(origin).parts:
+        if origin and origin.startswith(prefix) and "site-packages" not in Path(origin).parts:
             found.append((name, Path(origin)))
     return found
 
@@ -502,9 +505,18 @@ def _input_name(function: Callable[..., Any], path: str) -> str:
     return f"input {path} ({rest_name}[{number - len(places)}]{inner})" if rest_name else f"input {path}"
 
 
+@functools.lru_cache(maxsize=1)
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
 def seed_generators(seed: int) -> None:
     """Seed torch's, Python's and NumPy's generators."""
-    torch.manual_seed(seed)
+    if _has_gpu():
+        torch.manual_seed(seed)
+    else:
+        # torch would note, with a stack trace each time, to seed devices that are not there.
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
