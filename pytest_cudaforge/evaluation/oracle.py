@@ -26,9 +26,10 @@ from typing import IO, Any
 
 from pytest_cudaforge import errors
 from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
+from pytest_cudaforge.evaluation.nursery import ForkedOracle, Nursery
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
-__all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase", "compiler_caches"]
+__all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase", "compiler_caches", "oracle_environment"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_REPLY_BYTES = 1 << 30
@@ -93,14 +94,16 @@ class OracleClient:
         python_paths: Sequence[str] = (),
         timeout_s: float = 900.0,
         environment: Sequence[tuple[str, str]] = (),
+        nursery: Nursery | None = None,
     ) -> None:
-        self.device = device
+        """``nursery``: where to have the child from in milliseconds; its environment is then the nursery's."""
+        self.device, self.nursery = device, nursery
         self.threads = threads or len(os.sched_getaffinity(0))
         self.cache_dir, self.python_paths, self.timeout_s = cache_dir, tuple(python_paths), timeout_s
         self.extra_environment = dict(environment)
         self.generation = 0
         self._lock = threading.RLock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedOracle | None = None
         self._socket: socket.socket | None = None
         self._log: IO[bytes] | None = None
         self._hello: dict[str, Any] = {}
@@ -116,18 +119,8 @@ class OracleClient:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             # The log stays open as long as the child lives.
             self._log = tempfile.TemporaryFile(prefix="cudaforge-oracle-")  # noqa: SIM115
-            argv = [sys.executable, "-m", "pytest_cudaforge.evaluation.oracle_child", str(theirs.fileno())]
             try:
-                self._process = subprocess.Popen(
-                    [*argv, self.device, str(self.threads), *self.python_paths],
-                    env=self._environment(),
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    pass_fds=[theirs.fileno()],
-                    **_own_group(),
-                )
+                self._process = self._launched(theirs.fileno(), self._log.fileno())
             except OSError as error:
                 raise OracleError(f"the oracle could not be started: {error}") from error
             finally:
@@ -135,26 +128,21 @@ class OracleClient:
             self._socket = ours
             self.generation += 1
 
-    def _environment(self) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        root = str(Path(__file__).resolve().parents[2])
-        # A pool of compile workers would outlive the compilation and share the cores with what is timed.
-        alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if self.device == "cpu" else {}
-        return {
-            # torch asks for the user's name, and not every user id of a container has one.
-            "LOGNAME": kept.get("USER", "cudaforge"),
-            **kept,
-            **alone,
-            **self.extra_environment,
-            "PYTHONPATH": root,
-            "PYTHONHASHSEED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **dict(compiler_caches(self.cache_dir)),
-            # Fresh pages at every call would slow the baseline down: let malloc keep what was freed.
-            "MALLOC_MMAP_MAX_": "0",
-            "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-            "MALLOC_TOP_PAD_": str(64 << 20),
-        }
+    def _launched(self, channel: int, log: int) -> subprocess.Popen[bytes] | ForkedOracle:
+        if self.nursery is not None:
+            paths = self.python_paths
+            return self.nursery.fork(channel, log, device=self.device, threads=self.threads, paths=paths)
+        argv = [sys.executable, "-m", "pytest_cudaforge.evaluation.oracle_child", str(channel)]
+        return subprocess.Popen(
+            [*argv, self.device, str(self.threads), *self.python_paths],
+            env=oracle_environment(self.device, self.cache_dir, self.extra_environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[channel],
+            **_own_group(),
+        )
 
     @property
     def pid(self) -> int | None:
@@ -395,6 +383,28 @@ class OracleClient:
             self.request("close", bench=bench)
 
 
+def oracle_environment(device: str, cache_dir: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """What an oracle's process inherits: an allow-list, and what keeps its references fast and its caches apart."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    # A pool of compile workers would outlive the compilation and share the cores with what is timed.
+    alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if device == "cpu" else {}
+    return {
+        # torch asks for the user's name, and not every user id of a container has one.
+        "LOGNAME": kept.get("USER", "cudaforge"),
+        **kept,
+        **alone,
+        **extra,
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **dict(compiler_caches(cache_dir)),
+        # Fresh pages at every call would slow the baseline down: let malloc keep what was freed.
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+    }
+
+
 def compiler_caches(cache_dir: Path) -> tuple[tuple[str, str], ...]:
     """Where torch.compile keeps what it compiled, as variables: for processes that run no code of a candidate's."""
     folder = cache_dir / "inductor"
@@ -457,7 +467,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedOracle) -> None:
     """It ends by itself when its socket closes; a hanging one is killed with its whole group."""
     try:
         process.wait(timeout=3)

@@ -16,7 +16,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
 from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
 from pytest_cudaforge.target import terms_of
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 _LENGTH = struct.Struct("<Q")
 #: So many layers with weights make a network.
@@ -345,14 +345,18 @@ def _answer(oracle: _Oracle, request: dict[str, Any]) -> tuple[Any, int | None]:
     return {"data": data}, descriptor
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Serve until the supervisor's end closes. ``argv``: descriptor, device, threads, then import paths."""
     sock = socket.socket(fileno=int(sys.argv[1]))
-    device, threads = sys.argv[2], int(sys.argv[3])
+    serve(sock, sys.argv[2], int(sys.argv[3]), tuple(sys.argv[4:]))
+
+
+def serve(sock: socket.socket, device: str, threads: int, python_paths: tuple[str, ...]) -> NoReturn:
+    """Answer requests on ``sock`` until its other end closes, and end this process."""
     torch.set_num_threads(threads)
     if device != "cpu":
         torch.cuda.set_device(device)
-    oracle = _Oracle(device, tuple(sys.argv[4:]))
+    oracle = _Oracle(device, python_paths)
     while True:
         try:
             (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
