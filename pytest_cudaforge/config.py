@@ -39,6 +39,7 @@ __all__ = [
     "ChatConfig",
     "CommandConfig",
     "ForgeConfig",
+    "GuardConfig",
     "ReplayConfig",
     "RoleConfig",
     "find_config",
@@ -146,6 +147,19 @@ _WORK = ("kernel", "mixed", "library", "rewrite")
 
 
 @dataclass(frozen=True)
+class GuardConfig:
+    """When ``pytest --forge-guard`` calls a kernel slower: by more than this share of its time *and* this much per call.
+    ``promise_margin``: how far its speedup may fall below what the manifest promised. ``history``: JSON lines that each
+    run appends its samples to; None keeps none."""
+
+    relative: float = _at_least(0, 0.03)
+    absolute_us: float = _at_least(0, 1.0)
+    promise_margin: float = _checked(0.10, "a number from 0 to below 1", lambda value: 0 <= value < 1)
+    inconclusive: Literal["neutral", "fail"] = "neutral"
+    history: Path | None = None
+
+
+@dataclass(frozen=True)
 class ForgeConfig:
     """All settings of a run; None leaves a choice to whoever needs it. ``names_models``: something is said of models.
 
@@ -183,6 +197,7 @@ class ForgeConfig:
         None, "some of " + ", ".join(_WORK), lambda given: set(given) <= set(_WORK)
     )
     prices: Path | None = None
+    guard: GuardConfig = GuardConfig()
     chat: ChatConfig = ChatConfig()
 
 
