@@ -1,8 +1,11 @@
 """Device time of one call by CUDA events, cold, with the host's side hidden (program 1 of the timing rules).
 
-Per sample: reset persisting L2, overwrite the L2, queue a spin kernel, the start event, the call, the end event. While
-the device spins the host queues the rest, so that launch overhead stays out of the figure. The spin is bounded in time:
-one that waited for the host would deadlock once the launch queue is full.
+Per sample: reset persisting L2, overwrite the L2, read what was written, queue a spin kernel, the start event, the
+call, the end event. While the device spins the host queues the rest, so that launch overhead stays out of the figure.
+The spin is bounded in time: one that waited for the host would deadlock once the launch queue is full.
+
+Reading leaves clean lines in the L2. After the overwriting alone they are modified, and every line that the call brings
+in has to wait for one to be written back: time that is not the call's (tests/benchmarks/cold_clock.py shows how much).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["EventClock"]
 
 #: Our own device code, small enough for the driver's own translator: no compiler is needed in the worker.
-_SPIN = b"""
+_KERNELS = b"""
 .version 6.3
 .target sm_75
 .address_size 64
@@ -37,7 +40,38 @@ again:
     @%early bra again;
     ret;
 }
+.visible .entry cudaforge_read(.param .u64 buffer, .param .u64 vectors)
+{
+    .reg .u64 %at, %end, %index, %step, %count;
+    .reg .u32 %thread, %block, %threads, %blocks, %a, %b, %c, %d;
+    .reg .pred %more;
+    ld.param.u64 %at, [buffer];
+    ld.param.u64 %count, [vectors];
+    mov.u32 %thread, %tid.x;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %threads, %ntid.x;
+    mov.u32 %blocks, %nctaid.x;
+    mad.wide.u32 %index, %block, %threads, 0;
+    cvt.u64.u32 %step, %thread;
+    add.u64 %index, %index, %step;
+    mul.wide.u32 %step, %blocks, %threads;
+    shl.b64 %step, %step, 4;
+    shl.b64 %count, %count, 4;
+    add.u64 %end, %at, %count;
+    shl.b64 %index, %index, 4;
+    add.u64 %at, %at, %index;
+next:
+    setp.lt.u64 %more, %at, %end;
+    @!%more bra done;
+    ld.volatile.global.v4.u32 {%a, %b, %c, %d}, [%at];
+    add.u64 %at, %at, %step;
+    bra next;
+done:
+    ret;
+}
 """
+#: The reading kernel's grid: enough to use the whole memory of any GPU.
+_READ_BLOCKS, _READ_THREADS = 2048, 256
 _FIRST_SPIN_NS = 20_000
 _MAX_SPIN_NS = 20_000_000
 _STREAM = 0
@@ -52,12 +86,16 @@ class EventClock:
         self._spin_ns = _FIRST_SPIN_NS
         self._flush: Any = 0
         self._flush_bytes = 0
-        self._module = checked(self._driver.cuModuleLoadData(_SPIN + b"\0"), "loading the spin kernel")
+        self._module = checked(self._driver.cuModuleLoadData(_KERNELS + b"\0"), "loading the clock's kernels")
         self._function = checked(self._driver.cuModuleGetFunction(self._module, b"cudaforge_spin"), "the spin kernel")
+        self._reader = checked(self._driver.cuModuleGetFunction(self._module, b"cudaforge_read"), "the reading kernel")
         self._start = checked(self._driver.cuEventCreate(0), "an event")
         self._end = checked(self._driver.cuEventCreate(0), "an event")
         self._span = ctypes.c_uint64(0)
         self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._span))
+        self._region = (ctypes.c_uint64 * 2)()
+        at = ctypes.addressof(self._region)
+        self._region_params = (ctypes.c_void_p * 2)(at, at + ctypes.sizeof(ctypes.c_uint64))
 
     def synchronize(self) -> None:
         """Wait for everything on the device; the place where a kernel's fault shows, by its CUDA name."""
@@ -102,6 +140,7 @@ class EventClock:
         driver.cuCtxResetPersistingL2Cache()  # devices before sm_80 have none; another error shows at the next call
         if self._flush_bytes:
             checked(driver.cuMemsetD32Async(self._flush, 0, self._flush_bytes // 4, _STREAM), "overwriting the L2")
+            self._queue_read()
         self._queue_spin()
         checked(driver.cuEventRecord(self._start, _STREAM), "recording an event")
         bound.run()
@@ -114,6 +153,13 @@ class EventClock:
         late_ns = time.perf_counter_ns() - before_ns
         elapsed_ms = float(checked(driver.cuEventElapsedTime(self._start, self._end), "reading the events"))
         return max(round(elapsed_ms * 1e6), 0), late_ns, hidden
+
+    def _queue_read(self) -> None:
+        address = ctypes.addressof(self._region_params)
+        launched = self._driver.cuLaunchKernel(
+            self._reader, _READ_BLOCKS, 1, 1, _READ_THREADS, 1, 1, 0, _STREAM, address, 0
+        )
+        checked(launched, "reading the overwritten memory")
 
     def _queue_spin(self) -> None:
         self._span.value = self._spin_ns
@@ -130,3 +176,4 @@ class EventClock:
         if nbytes:
             self._flush = checked(self._driver.cuMemAlloc(nbytes), f"{nbytes} bytes of flush memory")
             self._flush_bytes = nbytes
+            self._region[0], self._region[1] = int(self._flush), nbytes // 16
