@@ -1,35 +1,125 @@
-"""Is it slower? The guard's decision, from the blocks of a race. Pure: no clock, no process, standard library only."""
+"""Is it slower? The guard's decision, from the blocks of a race. Pure: no clock, no process, standard library only.
+
+**The unit is the process.** Blocks of one process share its pages, the placement of its threads and its place in the
+device's memory; they are autocorrelated, and however many there are they say nothing of the next process (Kalibera and
+Jones, *Rigorous benchmarking in reasonable time*, ISMM 2013: repeat at the highest level that varies). So each process
+of a race gives one value, the median of its paired log-ratios (a drift cancels within a block, which measures every
+party forward and backward), and the interval is Student's t of these values. A bootstrap over two to four processes is
+too narrow: it cannot draw a process that was not there, and its tails are normal at best.
+
+**Few processes, so borrow.** With three processes t's quantile is 9.9, and their spread may be small by luck. What is
+known beforehand of processes of this runner enters as so many further degrees of freedom (the moderated t of Smyth,
+*Linear models and empirical Bayes methods*, 2004): the variance is ``(d0 s0^2 + (n - 1) s^2) / (d0 + n - 1)`` with
+``d0 + n - 1`` degrees, where ``s0`` is the placement noise of :class:`Thresholds` (``cudaforge calibrate`` measures it)
+and the blocks' own. One process out of step widens the interval and never narrows it.
+
+**Many questions.** A run asks hundreds. A regression needs the whole interval beyond the noise margin, a slowdown
+worth a developer's time, and the same answer from an independent sitting: the tails multiply, (0.5 %)^2 for each
+question even where margin and thresholds were nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_cudaforge.records import Ratio
+from pytest_cudaforge.distributions import student_t
+from pytest_cudaforge.evaluation.timing import Block, quiet_blocks, steady_blocks
+from pytest_cudaforge.records import Race, Ratio
 
-__all__ = ["Finding", "GuardOutcome", "Question", "Thresholds"]
+__all__ = [
+    "Circumstances",
+    "Finding",
+    "GuardOutcome",
+    "Promises",
+    "Question",
+    "Thresholds",
+    "assess",
+    "confirm",
+    "describe",
+    "process_ratios",
+    "suspects",
+]
 
 #: What a kernel is held against: its version at the merge base, its reference in eager mode or compiled.
 Question = Literal["base", "eager", "compile"]
 GuardOutcome = Literal["pass", "regression", "inconclusive"]
+
+CONFIDENCE = 0.99
+_REFERENCES: tuple[Question, ...] = ("eager", "compile")
+#: One process cannot differ from another.
+FEWEST_PROCESSES = 2
+#: Variance of a median over that of a mean, of normal values.
+_MEDIAN_VARIANCE = math.pi / 2.0
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """A regression passes all of them. ``relative``: share of the base's time. ``noise``: what two sittings of one
     kernel differ by on this runner (``cudaforge calibrate`` measures it). ``promise_margin``: how far a speedup over
-    the reference may fall below the manifest's."""
+    the reference may fall below the manifest's.
+
+    ``placement_ns`` and ``placement``: how much one process's time of a call differs from another's of the same
+    program (standard deviation, of any call and as a share of it), known beforehand; it counts as
+    ``prior_degrees`` processes."""
 
     relative: float = 0.03
     absolute_ns: float = 1_000.0
     noise: float = 0.005
     promise_margin: float = 0.10
+    placement_ns: float = 120.0
+    placement: float = 0.0005
+    prior_degrees: float = 4.0
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What the manifest says of one workload: speedups over its reference, None where none was measured.
+    ``incomparable``: why these figures say nothing here ("" where they do); then no more is asked than that the kernel
+    still beats its reference."""
+
+    eager: float | None = None
+    compile: float | None = None
+    incomparable: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        eager: float | None,
+        compile: float | None,
+        *,
+        measured_on: tuple[str, str],
+        here: tuple[str, str],
+    ) -> Promises:
+        """``measured_on`` and ``here``: (name of the device, version of torch). A patch release of torch is the same
+        torch; another minor one compiles, and dispatches, differently."""
+        apart = []
+        if measured_on[0] != here[0]:
+            apart.append(f"on {measured_on[0] or 'an unknown device'}, this is {here[0]}")
+        if _minor(measured_on[1]) != _minor(here[1]):
+            apart.append(f"with torch {measured_on[1] or 'unknown'}, this is torch {here[1]}")
+        return cls(eager, compile, "it was measured " + " and ".join(apart) if apart else "")
+
+    def of_question(self, question: Question) -> float | None:
+        return {"eager": self.eager, "compile": self.compile}.get(question)
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.partition("+")[0].split(".")[:2])
 
 
 @dataclass(frozen=True)
 class Finding:
     """One question about one workload, answered. ``slowdown``: candidate / base (1.0 is unchanged), as a Ratio whose
-    ``speedup`` is that quotient; for a reference reference / candidate against ``promised``. ``lost_ns``: per call."""
+    ``speedup`` is that quotient; for a reference reference / candidate against ``promised`` (None: only whether the
+    kernel still beats it was asked). ``lost_ns``: per call, against the base or what was promised.
+
+    ``candidate_ns``, ``against_ns``: medians of a call, of the kernel and of what it is held against. ``processes``:
+    that the interval rests on. ``below_reference``: the kernel is now slower than the reference it was to replace.
+    ``text``: the answer in a sentence; ``advice``: what to do, "" where nothing is to be done."""
 
     question: Question
     workload: str
@@ -40,3 +130,301 @@ class Finding:
     promised: float | None = None
     confirmed: bool = False
     text: str = ""
+    candidate_ns: float = 0.0
+    against_ns: float = 0.0
+    processes: int = 0
+    below_reference: bool = False
+    advice: str = ""
+
+
+#: What to do with a kernel that its reference outruns.
+REFORGE_OR_FALL_BACK = (
+    "re-forge it here (pytest --forge -k NAME), or fall back: without its entry in the manifest the reference runs"
+)
+
+
+# -- the decision ----------------------------------------------------------------------------------------------
+
+
+def assess(race: Race, promises: Promises, thresholds: Thresholds) -> tuple[Finding, ...]:
+    """Every question that the race's parties allow, answered from this sitting alone; a "regression" is a suspicion
+    until :func:`confirm` agrees. Empty where there are no blocks of the candidate."""
+    blocks = _usable(race)
+    if not blocks or "candidate" not in blocks[0].parties:
+        return ()
+    findings = [_against_base(race, blocks, thresholds)] if "base" in blocks[0].parties else []
+    for question in _REFERENCES:
+        if question in blocks[0].parties:
+            findings.append(_against_reference(race, blocks, question, promises, thresholds))
+    return tuple(_calm(race, finding) for finding in _placed(findings))
+
+
+def suspects(findings: Sequence[Finding]) -> bool:
+    """Is a second sitting needed?"""
+    return any(finding.outcome == "regression" for finding in findings)
+
+
+def confirm(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
+    """What two independent sittings (fresh processes in both) say together, for every question of ``first``.
+
+    A regression stands where the second sitting finds it by itself, and then has the second one's figures: the first
+    ones were looked at because they were high. Otherwise it is inconclusive. What the first did not suspect stays.
+    """
+    again = {(finding.question, finding.workload, finding.what): finding for finding in second}
+    return tuple(
+        _confirmed(finding, again.get((finding.question, finding.workload, finding.what))) for finding in first
+    )
+
+
+def _confirmed(first: Finding, second: Finding | None) -> Finding:
+    if first.outcome != "regression":
+        return first
+    if second is not None and second.outcome == "regression":
+        return replace(second, confirmed=True, text=f"{second.text}; a first sitting said {_amount(first)}")
+    said = "the second sitting gave no answer" if second is None else f"a second sitting says {_amount(second)}"
+    return replace(first, outcome="inconclusive", text=f"not confirmed: {first.text}; {said}", advice="")
+
+
+def _usable(race: Race) -> tuple[Block, ...]:
+    """Without blocks that foreign load disturbed, and without those that are far off in their process."""
+    blocks = [Block(block.process, block.ns, block.foreign) for block in race.blocks]
+    return steady_blocks(quiet_blocks(blocks))
+
+
+def _against_base(race: Race, blocks: Sequence[Block], thresholds: Thresholds) -> Finding:
+    slowdown, processes = ratio(blocks, "candidate", "base", thresholds)
+    candidate_ns, base_ns = _median_ns(blocks, "candidate"), _median_ns(blocks, "base")
+    finding = Finding(
+        question="base",
+        workload=race.workload,
+        what=race.what,
+        outcome=_outcome(slowdown, base_ns, thresholds.noise, thresholds, processes),
+        slowdown=slowdown,
+        lost_ns=base_ns * (slowdown.speedup - 1.0),
+        candidate_ns=candidate_ns,
+        against_ns=base_ns,
+        processes=processes,
+    )
+    return replace(finding, text=f"{_amount(finding)} than at the base: {_times(finding)}{_doubt(finding)}")
+
+
+def _against_reference(
+    race: Race, blocks: Sequence[Block], question: Question, promises: Promises, thresholds: Thresholds
+) -> Finding:
+    """Slower than promised, beyond the margin? Slower than the reference itself? The worse answer is the finding."""
+    speedup, processes = ratio(blocks, question, "candidate", thresholds)
+    candidate_ns, reference_ns = _median_ns(blocks, "candidate"), _median_ns(blocks, question)
+    promised = None if promises.incomparable else promises.of_question(question)
+    expected_ns = reference_ns / (promised if promised is not None else 1.0)
+    behind = _inverse(speedup, promised if promised is not None else 1.0)
+    margin = max(thresholds.noise, 1.0 / (1.0 - thresholds.promise_margin) - 1.0 if promised is not None else 0.0)
+    # What was slower than its reference when it was merged is so still.
+    must_beat = (promises.of_question(question) or 1.0) >= 1.0
+    against_itself = _outcome(_inverse(speedup, 1.0), reference_ns, thresholds.noise, thresholds, processes)
+    against_promise = _outcome(behind, expected_ns, margin, thresholds, processes)
+    below = must_beat and against_itself == "regression"
+    if promised is None:
+        outcome = against_itself if must_beat else "pass"
+    else:
+        outcome = "regression" if below else against_promise
+    finding = Finding(
+        question=question,
+        workload=race.workload,
+        what=race.what,
+        outcome=outcome,
+        slowdown=speedup,
+        lost_ns=expected_ns * (behind.speedup - 1.0),
+        promised=promised,
+        candidate_ns=candidate_ns,
+        against_ns=reference_ns,
+        processes=processes,
+        below_reference=below,
+        advice=_advice(outcome, below),
+    )
+    asked = _asked(finding, promises, thresholds, must_beat)
+    return replace(finding, text=f"{_amount(finding)}: {_times(finding)}; {asked}{_doubt(finding)}")
+
+
+def _outcome(slowdown: Ratio, against_ns: float, margin: float, thresholds: Thresholds, processes: int) -> GuardOutcome:
+    """ "regression": beyond the margin with all of the interval, and by more than both thresholds. "pass": the interval
+    leaves no room for a slowdown beyond both."""
+    if processes < FEWEST_PROCESSES:
+        return "inconclusive"
+    worth = max(thresholds.relative, margin, thresholds.absolute_ns / against_ns)
+    if slowdown.low > 1.0 + margin and slowdown.speedup >= 1.0 + worth:
+        return "regression"
+    return "pass" if slowdown.high < 1.0 + worth else "inconclusive"
+
+
+def _advice(outcome: GuardOutcome, below: bool) -> str:
+    if outcome != "regression":
+        return ""
+    return REFORGE_OR_FALL_BACK if below else "see what changed, or forge it again and merge what it promises then"
+
+
+def _placed(findings: Sequence[Finding]) -> list[Finding]:
+    """A broken promise that the base breaks as well is not of this change's making: say so."""
+    base = next((finding for finding in findings if finding.question == "base"), None)
+    if base is None or base.outcome != "pass":
+        return list(findings)
+    note = "; against its base nothing was lost: look at the toolchain or the machine, not at this change"
+    return [
+        replace(finding, text=finding.text + note)
+        if finding.question != "base" and finding.outcome == "regression"
+        else finding
+        for finding in findings
+    ]
+
+
+def _calm(race: Race, finding: Finding) -> Finding:
+    if not race.disturbed:
+        return finding
+    text = f"nothing was decided: {race.disturbed}; {finding.text}"
+    return replace(finding, outcome="inconclusive", below_reference=False, advice="", text=text)
+
+
+# -- statistics ------------------------------------------------------------------------------------------------
+
+
+def process_ratios(blocks: Sequence[Block], over: str, under: str) -> dict[int, list[float]]:
+    """Log of ``over`` / ``under``, block by block, of each process."""
+    found: dict[int, list[float]] = {}
+    for block in blocks:
+        found.setdefault(block.process, []).append(math.log(block.of(over) / block.of(under)))
+    return found
+
+
+def ratio(blocks: Sequence[Block], over: str, under: str, thresholds: Thresholds) -> tuple[Ratio, int]:
+    """``over``'s time / ``under``'s with its 99 % interval, and the number of processes it rests on.
+
+    Moderated t of the processes' medians; see the module. References run in one process (the oracle's) all along:
+    what their placement is off by no number of workers can average out, so it widens the interval undivided.
+    """
+    groups = list(process_ratios(blocks, over, under).values())
+    values = [statistics.median(group) for group in groups]
+    center, count = statistics.fmean(values), len(values)
+    shared, placed = 0.0, 0.0
+    for party in (over, under):
+        variance = thresholds.placement**2 + (thresholds.placement_ns / _median_ns(blocks, party)) ** 2
+        if party in _REFERENCES:
+            shared += variance
+        else:
+            placed += variance
+    within = statistics.fmean(_median_variance(group) for group in groups)
+    degrees = thresholds.prior_degrees + count - 1
+    spread = (thresholds.prior_degrees * (placed + within) + (count - 1) * _variance(values)) / degrees
+    quantile = student_t((1.0 + CONFIDENCE) / 2.0, degrees)
+    half = quantile * math.sqrt(spread / count + shared)
+    return Ratio(math.exp(center), math.exp(center - half), math.exp(center + half), CONFIDENCE), count
+
+
+def _variance(values: Sequence[float]) -> float:
+    return statistics.variance(values) if len(values) > 1 else 0.0
+
+
+def _median_variance(group: Sequence[float]) -> float:
+    """Of the median of a process's blocks, as if they were independent; where they are not, the processes' spread
+    has it."""
+    return _MEDIAN_VARIANCE * _variance(group) / len(group)
+
+
+def _inverse(speedup: Ratio, promised: float) -> Ratio:
+    """How many times longer than promised, from how many times faster than the reference."""
+    return Ratio(promised / speedup.speedup, promised / speedup.high, promised / speedup.low, speedup.confidence)
+
+
+def _median_ns(blocks: Sequence[Block], party: str) -> float:
+    return statistics.median(block.of(party) for block in blocks)
+
+
+# -- in words --------------------------------------------------------------------------------------------------
+
+
+def _amount(finding: Finding) -> str:
+    """How much and how sure, in a few words."""
+    ratio = finding.slowdown
+    if finding.question != "base":
+        name = {"eager": "the eager reference", "compile": "torch.compile"}[finding.question]
+        faster = f"{_digits(ratio.speedup)}x {name}"
+        return f"{faster} (99 % interval {_digits(ratio.low)} to {_digits(ratio.high)})"
+    low, high = ratio.low - 1.0, ratio.high - 1.0
+    if ratio.speedup >= 1.0:
+        return f"{_percent(ratio.speedup - 1.0)} slower (99 % interval {_percent(low)} to {_percent(high)})"
+    return f"{_percent(1.0 - ratio.speedup)} faster (99 % interval {_percent(-high)} to {_percent(-low)})"
+
+
+def _asked(finding: Finding, promises: Promises, thresholds: Thresholds, must_beat: bool) -> str:
+    if finding.promised is not None:
+        asked = f"promised were {_digits(finding.promised)}x, less {_percent(thresholds.promise_margin, 0)}"
+    elif not must_beat:
+        asked = "it was no faster when it was merged"
+    elif promises.incomparable:
+        asked = f"what the manifest promises does not hold here ({promises.incomparable}): asked is that it still wins"
+    else:
+        asked = "the manifest promises nothing: asked is that it still wins"
+    return f"{asked}; it is now slower than what it replaces" if finding.below_reference else asked
+
+
+def _times(finding: Finding) -> str:
+    return f"{duration(finding.against_ns, 4)} -> {duration(finding.candidate_ns, 4)} a call"
+
+
+def _doubt(finding: Finding) -> str:
+    if finding.processes < FEWEST_PROCESSES:
+        return "; one process cannot tell"
+    return "; the interval leaves room for a slowdown that matters" if finding.outcome == "inconclusive" else ""
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a failure is told with. ``kernel``: the item's id. ``base``: the ref and commit it is held against, ""
+    where there is none. ``machine``: device, driver, torch, as one line. ``command``: reproduces it. ``runner``: what
+    calibration says of this runner, "" where it was never asked."""
+
+    kernel: str
+    machine: str
+    command: str
+    base: str = ""
+    runner: str = ""
+
+
+def describe(finding: Finding, circumstances: Circumstances) -> str:
+    """One finding as the text of a failure: how much, how sure, since when, where, how to see it again."""
+    question = {
+        "base": "its version at the merge base",
+        "eager": "its eager reference",
+        "compile": "its reference under torch.compile",
+    }[finding.question]
+    sittings = "two independent sittings" if finding.confirmed else "one sitting"
+    lines = [
+        f"{circumstances.kernel} [{finding.workload}, {finding.what}] against {question}: {finding.outcome}",
+        f"  how much:  {finding.text}",
+        f"  lost:      {_signed(finding.lost_ns)} a call",
+        f"  how sure:  {sittings} of {finding.processes} processes each; the interval is the last one's",
+        f"  since:     {circumstances.base or 'no base to hold it against'}",
+        f"  machine:   {circumstances.machine}",
+    ]
+    lines += [f"  runner:    {circumstances.runner}"] if circumstances.runner else []
+    lines += [f"  reproduce: {circumstances.command}"]
+    lines += [f"  to do:     {finding.advice}"] if finding.advice else []
+    return "\n".join(lines)
+
+
+def duration(ns: float, digits: int = 3) -> str:
+    """A time with so many digits and its unit."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(ns) >= size:
+            return f"{_digits(ns / size, digits)} {unit}"
+    return f"{_digits(ns, digits)} ns"
+
+
+def _signed(ns: float) -> str:
+    return duration(ns) if ns >= 0 else f"nothing ({duration(-ns)} gained)"
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _digits(value: float, digits: int = 3) -> str:
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
