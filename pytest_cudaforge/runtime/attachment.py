@@ -26,14 +26,16 @@ from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, s
 from pytest_cudaforge.runtime.configured import Configured
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
+from pytest_cudaforge.runtime.shortcut import MISS, Shortcut, shortcut_of
 from pytest_cudaforge.runtime.signature import Leaf, Signature, describe_module, flatten_call, spec_of
 from pytest_cudaforge.runtime.training import BoundBackward, backward_arguments
 
 __all__ = ["Attachment", "Dispatch", "ForgeWarning"]
 
 _MOST_SIGNATURES = 512
+#: For one signature: under no_grad, in inference mode, with an input that requires grad, ...
+_MOST_SHORTCUTS = 4
 _NOTHING: dict[str, Any] = {}
-_STRIDED = torch.strided
 _NOT_PLAIN = "an input is no plain tensor, number or container of these"
 _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 
@@ -93,6 +95,18 @@ class _Site(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class _Known(NamedTuple):
+    """A shortcut, with the bound call that it leads to."""
+
+    run: Shortcut
+    key: tuple[Any, ...]
+    call: BoundCall
+
+
+def _first_shape(args: tuple[Any, ...]) -> Any:
+    return args[0].shape if args and type(args[0]) in PLAIN_TYPES else None
+
+
 class Attachment:
     """One applied module's (or function's) bound calls. ``declined`` counts calls to the reference, by reason."""
 
@@ -100,6 +114,10 @@ class Attachment:
         self._dispatch = dispatch
         self._owner: Callable[[], Any] | None = None
         self._calls: dict[tuple[Any, ...], BoundCall | Refusal] = {}
+        #: Short ways, with how many were made for a signature; by the shape of the first argument; the last one.
+        self._learned: dict[tuple[Any, ...], tuple[_Known | None, int]] = {}
+        self._known: dict[Any, _Known] = {}
+        self._last: _Known | None = None
         self._lock = threading.RLock()
         self.declined: Counter[str] = Counter()
         _alive.add(self)
@@ -122,37 +140,73 @@ class Attachment:
         owner = self._owner
         if owner is None or owner() is not module:
             return self._of(module).call(module, args, kwargs)
+        own = module.__dict__ if module is not None else _NOTHING
+        known = self._last
+        if known is not None:
+            try:
+                output = known.run(own, args, kwargs)
+                if output is MISS and (other := self._known.get(_first_shape(args), known)) is not known:
+                    known = self._last = other
+                    output = known.run(own, args, kwargs)
+            except ForgeError as error:
+                self._broken(known.key, known.call, error)
+                return self._decline(error.what, module, args, kwargs)
+            if output is REFERENCE:
+                return self._decline(_reason(known.call), module, args, kwargs)
+            if output is not MISS:
+                return output
+        return self._call(_Site(module, args, kwargs), own, known)
+
+    def _call(self, site: _Site, own: dict[str, Any], missed: _Known | None) -> Any:
+        """The long way: every question asked one by one. ``missed`` is the shortcut that did not know this call."""
         if not is_plain():
-            return self._decline(obstacle(), module, args, kwargs)
+            return self._decline(obstacle(), *site)
         tensors: list[torch.Tensor] = []
         parts: list[Any] = []
-        for value in args:  # as _collect does, without its frame
-            if type(value) not in PLAIN_TYPES or value.is_neg() or value.layout is not _STRIDED:
-                if _collect((value,), tensors, parts):
-                    continue
-                return self._decline(_NOT_PLAIN, module, args, kwargs)
-            tensors.append(value)
-            parts += (value.shape, value.stride(), value.dtype, value.device)
-        if kwargs and not _collect_named(kwargs, tensors, parts):
-            return self._decline(_NOT_PLAIN, module, args, kwargs)
+        if not _collect(site.args, tensors, parts) or (site.kwargs and not _collect_named(site.kwargs, tensors, parts)):
+            return self._decline(_NOT_PLAIN, *site)
         key = tuple(parts)
-        call = self._calls.get(key) or self._bind(key, _Site(module, args, kwargs), tensors)
-        own = module.__dict__ if module is not None else _NOTHING
+        call = self._calls.get(key) or self._bind(key, site, tensors)
         if torch.is_grad_enabled() and _any_requires_grad(tensors, call.circumstances, own):
-            return self._train(key, call, _Site(module, args, kwargs), tensors)
+            return self._train(key, call, site, tensors)
         try:
             output = call.run(tensors, own)
             if output is STALE:
-                self._calls.clear()
-                call = self._bind(key, _Site(module, args, kwargs), tensors)
+                self._forget()
+                call = self._bind(key, site, tensors)
                 output = call.run(tensors, own)
         except ForgeError as error:
             call, output = self._broken(key, call, error), REFERENCE
         if output is REFERENCE or output is STALE:
             if isinstance(call, ConfiguredCall) and output is REFERENCE:
-                return self._compiled(key, call, _Site(module, args, kwargs))
-            return self._decline(_reason(call), module, args, kwargs)
+                return self._compiled(key, call, site)
+            return self._decline(_reason(call), *site)
+        if isinstance(call, BoundCall):
+            self._learn(key, call, site, missed)
         return output
+
+    def _learn(self, key: tuple[Any, ...], call: BoundCall, site: _Site, missed: _Known | None) -> None:
+        """The next call like this one takes the short way."""
+        known, made = self._learned.get(key, (None, 0))
+        if known is None or known is missed:
+            # One that has just missed belongs to another mode; a call that comes in many of them gets no more.
+            if made >= _MOST_SHORTCUTS:
+                return
+            own = site.module.__dict__ if site.module is not None else _NOTHING
+            run = shortcut_of(call, own, site.args, site.kwargs)
+            known = _Known(run, key, call) if run is not None else None
+            self._learned[key] = (known, made + 1)
+            if known is None:
+                return
+        if len(self._known) >= _MOST_SIGNATURES:
+            self._known.clear()
+        self._known[_first_shape(site.args)] = self._last = known
+
+    def _forget(self) -> None:
+        self._calls.clear()
+        self._learned.clear()
+        self._known.clear()
+        self._last = None
 
     def _compiled(self, key: tuple[Any, ...], call: ConfiguredCall, site: _Site) -> Any:
         """A call that torch's compiler answers; the reference where the compiler fails, before anything ran."""
@@ -179,7 +233,7 @@ class Attachment:
             return self._decline(_needs_grad(tensors), *site)
         own = site.module.__dict__ if site.module is not None else _NOTHING
         if not call.circumstances.hold(call.device, own):
-            self._calls.clear()
+            self._forget()
             call = self._bind(key, site, tensors)
         if isinstance(call, Refusal):
             return self._decline(call.reason, *site)
@@ -224,7 +278,7 @@ class Attachment:
     def begin_anew(self) -> None:
         """Drop bound calls and locks, as after a fork."""
         self._lock = threading.RLock()
-        self._calls = {}
+        self._calls, self._learned, self._known, self._last = {}, {}, {}, None
         for kernel in self._dispatch.kernels:
             kernel.begin_anew()
 
@@ -254,7 +308,9 @@ class Attachment:
                 return Refusal(reason, circumstances, device)
             call = self._first_fitting(site, circumstances, device)
             while len(self._calls) >= _MOST_SIGNATURES:
-                self._calls.pop(next(iter(self._calls)), None)
+                oldest = next(iter(self._calls))
+                self._calls.pop(oldest, None)
+                self._learned.pop(oldest, None)
             self._calls[key] = call
             return call
 
@@ -298,6 +354,9 @@ class Attachment:
             raise error
         if not isinstance(error, Unsupported):
             self._dispatch.warn_once(self._dispatch.kernels[0], error)
+        self._learned.clear()
+        self._known.clear()
+        self._last = None
         refusal = self._calls[key] = Refusal(error.what, call.circumstances, call.device)
         return refusal
 

@@ -6,6 +6,8 @@ buffers from torch's allocator, points a prepared :class:`~pytest_cudaforge.runt
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +25,7 @@ from pytest_cudaforge.plan import (
     call_writes,
     scratch_layout,
 )
-from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, Slot, same, tensor_in
+from pytest_cudaforge.runtime.circumstances import Circumstances, Slot, tensor_in
 from pytest_cudaforge.runtime.replay import Bound, Program
 
 __all__ = ["REFERENCE", "STALE", "BoundCall", "LoadedPlan", "allocator", "on_device", "stream_of", "written_buffers"]
@@ -47,13 +49,16 @@ class LoadedPlan:
 
     def run(self, addresses: Sequence[int], stream: int) -> None:
         """Run the plan on these buffers. Raises LaunchFailure."""
-        bounds = self.bounds
-        try:
-            bound = bounds.pop()
-        except IndexError:
-            bound = self.program.bind(addresses[: len(self.plan.buffers)], stream)
+        bound = self.take()
         bound.run_on(addresses, stream)
-        bounds.append(bound)
+        self.bounds.append(bound)
+
+    def take(self) -> Bound:
+        """One out of the pool; whoever takes it appends it to ``bounds`` again."""
+        try:
+            return self.bounds.pop()
+        except IndexError:
+            return self.program.bind([0] * len(self.plan.buffers))
 
 
 def written_buffers(plan: LaunchPlan, binaries: Sequence[Binary]) -> frozenset[int]:
@@ -109,20 +114,21 @@ class BoundCall:
         self._sources(main.plan, input_paths)
         self._results(main.plan)
         self._prepared = _Prepared(prepare, circumstances, device) if prepare is not None else None
-        self._several_devices = device.type == "cuda" and torch.cuda.device_count() > 1
+        #: Whether the current device may be another one than the call's.
+        self.several_devices = device.type == "cuda" and torch.cuda.device_count() > 1
         self._current_stream = stream_of(device)
         self._choose_path()
 
     def _choose_path(self) -> None:
         self._single = self._whole and not self._written
-        simple = self._single and not (self._prepared or self._arena_bytes)
-        if simple:
-            run = self._short_path()
-            self.run = on_device(run, self._index) if self._several_devices else run  # type: ignore[assignment,method-assign]
+        self._direct = self._single and not (self._prepared or self._arena_bytes) and len(self._main.plan.buffers) > 1
+        # Not where it would refer to this object: a circle would keep a deleted model's weights in memory.
+        self._launch = self.launcher(self._input_count) if self._direct else None
 
     def _sources(self, plan: LaunchPlan, input_paths: Sequence[str]) -> None:
         positions = {path: i for i, path in enumerate(input_paths)}
         slots = {slot.path: slot for slot in self.circumstances.slots}
+        self._input_count = len(positions)
         self._blank = [0] * len(plan.buffers)
         self._inputs: list[tuple[int, int]] = []
         self._state: list[tuple[int, Slot]] = []
@@ -163,58 +169,48 @@ class BoundCall:
         """The output, REFERENCE or STALE; ``own`` is the module's ``__dict__``. Raises LaunchFailure, Unsupported."""
         if not self.circumstances.hold(self.device, own):
             return STALE
-        return on_device(self._run, self._index)(tensors, own) if self._several_devices else self._run(tensors, own)
+        everything = (*tensors, *self.circumstances.tensors(own))
+        launch = self._launch or self.launcher(self._input_count)
+        return on_device(launch, self._index)(own, everything) if self.several_devices else launch(own, everything)
 
-    def _short_path(self) -> Callable[[Sequence[torch.Tensor], dict[str, Any]], Any]:
-        """``run`` for a plan that returns its one fresh buffer and needs but inputs and weights: most of them.
+    def launcher(self, count: int) -> Callable[[dict[str, Any], Sequence[torch.Tensor]], Any]:
+        """What runs the plan on tensors that fit: ``count`` of the call's, then the module's in the order of slots.
 
-        The same steps with :meth:`Circumstances.hold` unrolled into it and everything in local names: on a GPU an
-        attribute look-up here and a frame there add up to a fifth of a call.
+        Given the module's ``__dict__`` and these; the output, or REFERENCE where a tensor is misaligned or overlaps.
         """
-        own_probes, probes, _ = self.circumstances
-        device, blank = self.device, [*self._blank, 0]
-        used = {buffer.source: i for i, buffer in enumerate(self._main.plan.buffers) if buffer.role == "state"}
-        slots = [(*slot[1:], used.get(slot.path, -1)) for slot in self.circumstances.slots]
-        inputs, ((output_index, shape, strides, dtype),) = self._inputs, self._fresh
-        empty, current_stream, index, main = self._empty, self._current_stream, self._index, self._main
-        mask = self._align_mask
-        aligned = [buffer for buffer, _ in (*self._inputs, *self._state)] if mask else []
+        if not self._direct:
+            return lambda own, tensors: self._run(tensors, own)
+        slots = {slot.path: count + place for place, slot in enumerate(self.circumstances.slots)}
+        places = dict(self._inputs) | {index: slots[slot.path] for index, slot in self._state}
+        ((_, shape, strides, dtype),) = self._fresh
+        # The output comes last.
+        pick = operator.itemgetter(*(places.get(index, -1) for index in range(len(self._main.plan.buffers))))
+        empty, current_stream, index, mask = self._empty, self._current_stream, self._index, self._align_mask
+        take, bounds, data_ptr = self._main.take, self._main.bounds, torch.Tensor.data_ptr
 
-        def run(tensors: Sequence[torch.Tensor], own: dict[str, Any]) -> Any:
-            addresses = blank.copy()  # the last cell takes what no buffer wants
-            try:
-                for name, value in own_probes:
-                    now = own[name]
-                    if now is not value and not same(now, value):
-                        return STALE
-                for container, name, value in probes:
-                    now = container[name]
-                    if now is not value and not same(now, value):
-                        return STALE
-                for container, name, slot_dtype, slot_shape, slot_strides, buffer in slots:
-                    tensor = (own if container is None else container)[name]
-                    if (
-                        type(tensor) not in PLAIN_TYPES
-                        or tensor.dtype is not slot_dtype
-                        or tensor.shape != slot_shape
-                        or tensor.stride() != slot_strides
-                        or tensor.device != device
-                    ):
-                        return STALE
-                    addresses[buffer] = tensor.data_ptr()
-            except (KeyError, IndexError, RuntimeError):
-                return STALE
-            for buffer, position in inputs:
-                addresses[buffer] = tensors[position].data_ptr()
-            for buffer in aligned:
-                if addresses[buffer] & mask:
-                    return REFERENCE
+        def launch(own: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
             output = empty(shape, strides, dtype)
-            addresses[output_index] = output.data_ptr()
-            main.run(addresses, current_stream(index))
+            addresses = [*map(data_ptr, pick((*tensors, output)))]
+            if mask and functools.reduce(operator.or_, addresses) & mask:
+                return REFERENCE
+            try:
+                bound = bounds.pop()
+            except IndexError:
+                bound = take()
+            stream = current_stream(index)
+            if stream != bound.stream:
+                bound.queue_on(stream)
+            bound.fill(*addresses)
+            for step in bound.moving:
+                step.point(addresses)
+            for call in bound.calls:
+                code = call()
+                if code:
+                    bound.retry_or_raise(call, code)
+            bounds.append(bound)
             return output
 
-        return run
+        return launch
 
     def _run(self, tensors: Sequence[torch.Tensor], own: dict[str, Any]) -> Any:
         addresses = self._blank.copy()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.errors import BuildFailure, ConfigError, UsageError
@@ -302,7 +302,7 @@ def _install(kind: type, reference: Callable[..., Any]) -> None:
     @functools.wraps(reference)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Dynamo folds this to True and compiles the reference, as if nothing had been applied.
-        if is_compiling():
+        if is_dynamo_compiling():
             return reference(self, *args, **kwargs)
         attachment = self.__dict__.get(ATTACHMENT)
         if type(attachment) is not Attachment or type(self) is not kind:
@@ -316,7 +316,7 @@ def _install(kind: type, reference: Callable[..., Any]) -> None:
 def _dispatching_function(reference: Callable[..., Any], attachment: Attachment) -> Callable[..., Any]:
     @functools.wraps(reference)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling():
             return reference(*args, **kwargs)
         return attachment.call(None, args, kwargs)
 

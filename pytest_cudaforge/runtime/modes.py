@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-__all__ = ["disabled", "is_plain", "obstacle"]
+__all__ = ["disabled", "function_modes", "is_plain", "obstacle", "switched_off"]
 
 _disabled: ContextVar[bool] = ContextVar("cudaforge_disabled", default=False)
 
@@ -35,19 +35,19 @@ def _private(owner: Any, name: str, otherwise: Callable[[], Any]) -> Callable[[]
 
 _autocast = _private(torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled())
 _dispatch_modes = _private(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-_function_modes = _private(torch._C, "_len_torch_function_stack", lambda: 0)
+function_modes = _private(torch._C, "_len_torch_function_stack", lambda: 0)
 _functorch = _private(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 _tracing = _private(torch._C, "_get_tracing_state", lambda: None)
-_switched_off = _disabled.get
+switched_off = _disabled.get
 
 
 def is_plain() -> bool:
     """Whether a call now may run a kernel at all: no autocast, transform, tracing, mode or ``disabled()`` block."""
     return not (
-        _switched_off()
+        switched_off()
         or _autocast()
         or _dispatch_modes()
-        or (_function_modes() and not _only_default_device())
+        or (function_modes() and not _only_default_device())
         or _functorch() is not None
         or forward_ad._current_level >= 0
         or _tracing() is not None
@@ -56,7 +56,7 @@ def is_plain() -> bool:
 
 def obstacle() -> str:
     """What :func:`is_plain` found, in words for a report."""
-    if _switched_off():
+    if switched_off():
         return "inside disabled()"
     if _autocast():
         return "autocast is on"

@@ -8,6 +8,8 @@ Torch-free unless a plan has library calls. The devices are :mod:`runtime.replay
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,40 +22,65 @@ from pytest_cudaforge.plan import Launch, LaunchPlan, LibraryCall, TensorSpec, T
 Call = Callable[[], object]
 
 
-class Parameters:
-    """The arguments of one launch as the device wants them: 8-byte cells and an array of their addresses.
+class Pointers:
+    """The addresses of a plan's buffers, one 8-byte cell each; argument lists of all its launches point to them."""
 
-    Pointers are cells that :meth:`point` fills; numbers are packed once.
+    def __init__(self, count: int) -> None:
+        self.cells = (ctypes.c_uint64 * max(count, 1))()
+        #: ``fill(*addresses)``, all of them at once.
+        self.fill: Callable[..., None] = functools.partial(struct.Struct(f"={count}Q").pack_into, self.cells, 0)
+
+
+class Parameters:
+    """The arguments of one launch as the device wants them: the addresses of cells that hold their values.
+
+    A buffer's first element shares the cell in :class:`Pointers`. Numbers have cells of their own, packed once, and
+    so has an address inside a buffer, which :meth:`point` fills.
     """
 
-    def __init__(self, launch: Launch, params: Sequence[str], itemsizes_bytes: Sequence[int]) -> None:
+    def __init__(
+        self, launch: Launch, params: Sequence[str], itemsizes_bytes: Sequence[int], pointers: Pointers
+    ) -> None:
         count = len(launch.args)
+        self._pointers = pointers
         self.cells = (ctypes.c_uint64 * max(count, 1))()
-        base = ctypes.addressof(self.cells)
-        self.addresses = (ctypes.c_void_p * max(count, 1))(*(base + 8 * index for index in range(count)))
-        self._pointers: list[tuple[int, int, int]] = []
+        own, shared = ctypes.addressof(self.cells), ctypes.addressof(pointers.cells)
+        places = [own + 8 * index for index in range(count)]
+        self._inner: list[tuple[int, int, int]] = []
         for index, (argument, param) in enumerate(zip(launch.args, params, strict=True)):
             if isinstance(argument, View):
                 offset_bytes = argument.offset * itemsizes_bytes[argument.buffer]
-                self._pointers.append((index, argument.buffer, offset_bytes))
+                if offset_bytes:
+                    self._inner.append((index, argument.buffer, offset_bytes))
+                else:
+                    places[index] = shared + 8 * argument.buffer
             elif argument is not None:
                 self.cells[index] = int.from_bytes(pack(param, argument).ljust(8, b"\0"), "little")
+        self.addresses = (ctypes.c_void_p * max(count, 1))(*places)
+        self.moves = bool(self._inner)
 
     def point(self, buffers: Sequence[int]) -> None:
-        """Fill the pointer cells from the addresses of all buffers."""
-        for index, buffer, offset_bytes in self._pointers:
+        """Fill the cells of addresses inside buffers."""
+        for index, buffer, offset_bytes in self._inner:
             self.cells[index] = buffers[buffer] + offset_bytes
 
 
 class BoundStep(Protocol):
     """One step with its arguments in place."""
 
-    def point(self, buffers: Sequence[int], stream: int) -> None:
-        """Use these buffer addresses and this stream from the next call on."""
+    @property
+    def moves(self) -> bool:
+        """Whether it has to be told of new addresses, beyond the cells of :class:`Pointers`."""
+
+    def point(self, buffers: Sequence[int]) -> None:
+        """Use these buffer addresses from the next call on."""
+
+    def queue_on(self, stream: int) -> None:
+        """Use this stream from the next call on."""
 
     @property
     def call(self) -> Call:
-        """Runs the step; stays the same object across :meth:`point`."""
+        """Runs the step; stays the same object across :meth:`point` and :meth:`queue_on`."""
 
 
 class ReplayDevice(Protocol):
@@ -62,7 +89,9 @@ class ReplayDevice(Protocol):
     def load(self, launches: Sequence[Launch], binaries: Sequence[Binary]) -> None:
         """Load the binaries these launches use. Raises LaunchFailure for a limit passed or code refused."""
 
-    def bind_launch(self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int]) -> BoundStep:
+    def bind_launch(
+        self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int], pointers: Pointers
+    ) -> BoundStep:
         """A launch as a step."""
 
     def bind_zero(self, buffer: int, nbytes: int) -> BoundStep:
@@ -98,12 +127,16 @@ class _LibraryStep:
         self._tensors: dict[View | int, Any] = {}
         self._bound: Callable[[], None] | None = None
 
-    def point(self, buffers: Sequence[int], stream: int) -> None:
+    moves = True
+
+    def point(self, buffers: Sequence[int]) -> None:
         addresses = tuple(buffers)
         if addresses != self._buffers:
             self._buffers = addresses
             self._tensors.clear()
             self._bound = None
+
+    def queue_on(self, stream: int) -> None:
         self._stream = stream
 
     @property
@@ -134,11 +167,21 @@ class _LibraryStep:
 
 
 class Bound:
-    """A program with addresses: ``run()`` as often as wanted. Not for two threads at once."""
+    """A program with addresses: ``run()`` as often as wanted. Not for two threads at once.
 
-    def __init__(self, steps: Sequence[BoundStep], device: ReplayDevice, names: Sequence[str], count: int) -> None:
+    ``fill``, ``moving``, ``stream`` and ``calls`` are there for dispatch, which does what :meth:`run_on` does
+    within a function of its own.
+    """
+
+    def __init__(
+        self, steps: Sequence[BoundStep], device: ReplayDevice, names: Sequence[str], count: int, pointers: Pointers
+    ) -> None:
+        self.fill = pointers.fill
+        self.calls = tuple(step.call for step in steps)
+        #: Steps that have to be told of new addresses; with most plans there are none.
+        self.moving = tuple(step for step in steps if step.moves)
+        self.stream = 0
         self._steps = tuple(steps)
-        self._calls = tuple(step.call for step in steps)
         self._device = device
         self._names = tuple(names)
         self._count = count
@@ -148,29 +191,42 @@ class Bound:
         if len(addresses) != self._count:
             raise ValueError(f"the plan has {self._count} buffers, {len(addresses)} addresses were given")
         handle = stream_handle(stream)
+        if handle != self.stream:
+            self.queue_on(handle)
+        self.fill(*addresses)
+        for step in self.moving:
+            step.point(addresses)
+
+    def queue_on(self, stream: int) -> None:
+        """Use this stream (a handle) from the next run on."""
         for step in self._steps:
-            step.point(addresses, handle)
+            step.queue_on(stream)
+        self.stream = stream
 
     def run(self) -> None:
         """Run every step in order; on a GPU this queues them and returns. Raises LaunchFailure naming the step."""
-        for call in self._calls:
+        for call in self.calls:
             code = call()
             if code:
-                self._retry_or_raise(call, code)
+                self.retry_or_raise(call, code)
 
     def run_on(self, addresses: Sequence[int], stream: int) -> None:
         """:meth:`rebind` and :meth:`run` in one and unchecked: dispatch counts every microsecond."""
-        for step in self._steps:
-            step.point(addresses, stream)
-        for call in self._calls:
+        if stream != self.stream:
+            self.queue_on(stream)
+        self.fill(*addresses)
+        for step in self.moving:
+            step.point(addresses)
+        for call in self.calls:
             code = call()
             if code:
-                self._retry_or_raise(call, code)
+                self.retry_or_raise(call, code)
 
-    def _retry_or_raise(self, call: Call, code: object) -> None:
+    def retry_or_raise(self, call: Call, code: object) -> None:
+        """After a call answered ``code``: once more where the thread was to blame. Raises LaunchFailure."""
         again = self._device.recover(call, code)
         if again:
-            name = self._names[self._calls.index(call)]
+            name = self._names[self.calls.index(call)]
             reason = self._device.explain(int(again) if isinstance(again, int) else 0)
             raise LaunchFailure(f"{name} was refused by the device: {reason}")
 
@@ -194,9 +250,10 @@ class Program:
         if self._closed:
             raise ValueError("the program is closed")
         wanted = [step for step in self.plan.steps if not self._is_nothing(step)]
-        steps = [self._step(step) for step in wanted]
+        pointers = Pointers(len(self.plan.buffers))
+        steps = [self._step(step, pointers) for step in wanted]
         names = [_name(step) for step in wanted]
-        bound = Bound(steps, self._device, names, len(self.plan.buffers))
+        bound = Bound(steps, self._device, names, len(self.plan.buffers), pointers)
         bound.rebind(addresses, stream)
         return bound
 
@@ -204,13 +261,13 @@ class Program:
         """A fill of no bytes; its buffer may have no address at all."""
         return isinstance(step, Zero) and self.plan.buffers[step.buffer].spec.extent_bytes == 0
 
-    def _step(self, step: Launch | LibraryCall | Zero) -> BoundStep:
+    def _step(self, step: Launch | LibraryCall | Zero, pointers: Pointers) -> BoundStep:
         if isinstance(step, Launch):
             binary = self._binaries[step.constants]
             kernel = binary.kernel(step.kernel)
             assert kernel is not None  # load_program checked it
             itemsizes = [buffer.spec.itemsize_bytes for buffer in self.plan.buffers]
-            return self._device.bind_launch(step, kernel, binary, itemsizes)
+            return self._device.bind_launch(step, kernel, binary, itemsizes, pointers)
         if isinstance(step, Zero):
             spec = self.plan.buffers[step.buffer].spec
             return self._device.bind_zero(step.buffer, spec.extent_bytes)

@@ -15,16 +15,16 @@ from pytest_cudaforge.errors import LaunchFailure
 from pytest_cudaforge.languages.binary import Binary, KernelInfo
 from pytest_cudaforge.plan import Constants, Launch, TensorSpec
 from pytest_cudaforge.runtime.limits import check_cpu_launch
-from pytest_cudaforge.runtime.replay import Call, Parameters
+from pytest_cudaforge.runtime.replay import Call, Parameters, Pointers
 
 
 class _CpuLaunch:
     def __init__(self, function: Any, parameters: Parameters) -> None:
-        self._parameters = parameters
+        self.point, self.moves = parameters.point, parameters.moves
         self.call: Call = functools.partial(function, parameters.addresses)
 
-    def point(self, buffers: Sequence[int], stream: int) -> None:
-        self._parameters.point(buffers)
+    def queue_on(self, stream: int) -> None:
+        pass
 
 
 class _CpuZero:
@@ -33,8 +33,13 @@ class _CpuZero:
         self._address = ctypes.c_void_p()
         self.call: Call = functools.partial(function, self._address, 0, nbytes)
 
-    def point(self, buffers: Sequence[int], stream: int) -> None:
+    moves = True
+
+    def point(self, buffers: Sequence[int]) -> None:
         self._address.value = buffers[self._buffer]
+
+    def queue_on(self, stream: int) -> None:
+        pass
 
 
 class CpuDevice:
@@ -54,9 +59,11 @@ class CpuDevice:
             if binary.constants in used:
                 self._libraries[binary.constants] = _open_library(binary)
 
-    def bind_launch(self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int]) -> _CpuLaunch:
+    def bind_launch(
+        self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int], pointers: Pointers
+    ) -> _CpuLaunch:
         function = _function(self._libraries[binary.constants], kernel)
-        return _CpuLaunch(function, Parameters(launch, kernel.params, itemsizes))
+        return _CpuLaunch(function, Parameters(launch, kernel.params, itemsizes, pointers))
 
     def bind_zero(self, buffer: int, nbytes: int) -> _CpuZero:
         return _CpuZero(self._memset, buffer, nbytes)

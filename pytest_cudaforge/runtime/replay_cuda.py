@@ -19,7 +19,7 @@ from pytest_cudaforge.languages.binary import Binary, KernelInfo, passed, settle
 from pytest_cudaforge.languages.parameters import size_bytes
 from pytest_cudaforge.plan import Constants, Launch, TensorSpec
 from pytest_cudaforge.runtime.limits import PORTABLE_CLUSTER_BLOCKS, KernelLimits, LaunchLimits, check_launch
-from pytest_cudaforge.runtime.replay import Call, Parameters
+from pytest_cudaforge.runtime.replay import Call, Parameters, Pointers
 
 _SAME_WIDTH = {
     "bfloat16": ("int16", "<i2"),
@@ -44,16 +44,14 @@ _TYPESTR = {
 class _CudaLaunch:
     def __init__(self, function: Any, config: Any, kernel: Any, parameters: Parameters) -> None:
         self._config = config  # cuda.bindings' struct: owns the memory the call points into
-        self._parameters = parameters
-        self._stream = 0
+        self.point, self.moves = parameters.point, parameters.moves  # which keeps the argument cells alive
+        # Plain numbers: ctypes takes twice as long to convert objects of its own.
         self.call: Call = functools.partial(
-            function, ctypes.c_void_p(config.getPtr()), ctypes.c_void_p(int(kernel)), parameters.addresses, None
+            function, int(config.getPtr()), int(kernel), ctypes.addressof(parameters.addresses), None
         )
 
-    def point(self, buffers: Sequence[int], stream: int) -> None:
-        self._parameters.point(buffers)
-        if stream != self._stream:
-            self._config.hStream = self._stream = stream
+    def queue_on(self, stream: int) -> None:
+        self._config.hStream = stream
 
 
 class _CudaZero:
@@ -63,8 +61,12 @@ class _CudaZero:
         self._stream = ctypes.c_void_p()
         self.call: Call = functools.partial(function, self._address, 0, nbytes, self._stream)
 
-    def point(self, buffers: Sequence[int], stream: int) -> None:
+    moves = True
+
+    def point(self, buffers: Sequence[int]) -> None:
         self._address.value = buffers[self._buffer]
+
+    def queue_on(self, stream: int) -> None:
         self._stream.value = stream
 
 
@@ -107,10 +109,13 @@ class CudaDevice:
             self._opt_in(complete, function)
             self._check_occupancy(complete, function)
 
-    def bind_launch(self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int]) -> _CudaLaunch:
+    def bind_launch(
+        self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int], pointers: Pointers
+    ) -> _CudaLaunch:
         complete, params = settled(launch, kernel)
         function = self._functions[binary.constants, kernel.expression]
-        return _CudaLaunch(self._launch, self._config(complete), function, Parameters(complete, params, itemsizes))
+        parameters = Parameters(complete, params, itemsizes, pointers)
+        return _CudaLaunch(self._launch, self._config(complete), function, parameters)
 
     def bind_zero(self, buffer: int, nbytes: int) -> _CudaZero:
         return _CudaZero(self._memset, buffer, nbytes)

@@ -145,7 +145,7 @@ def parties(module: Any, device: str) -> dict[str, Callable[[Any], Any]]:
     applied, plain, empty = (kind.to(device).eval() for kind in (module.Scale(64), module.Scale(64), module.Empty()))
     blend = module.Blend(64).to(device).eval()
     reports = [pytest_cudaforge.apply(applied), pytest_cudaforge.apply(blend)]
-    weight, x = plain.weight, torch.randn(4, 64, device=device)
+    weight, (x, a, b, c) = plain.weight, (torch.randn(4, 64, device=device) for _ in range(4))
     with torch.no_grad():
         assert torch.equal(applied(x), plain(x))
         assert torch.allclose(blend(x, x, x, x), plain(4 * x))
@@ -155,7 +155,7 @@ def parties(module: Any, device: str) -> dict[str, Callable[[Any], Any]]:
         "eager x * weight": lambda x: x * weight,
         "eager module": plain,
         "dispatched module": applied,
-        "dispatched, 3 inputs more": lambda x: blend(x, x, x, x),
+        "dispatched, 3 inputs more": lambda x: blend(x, a, b, c),
         "torch.empty_like": torch.empty_like,
     }
 

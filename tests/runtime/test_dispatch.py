@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import random
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,35 @@ def reasons(report: Any, path: str = "") -> list[str]:
 
 
 X = torch.randn(4, 64)
+TURNS = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(4, 64), torch.randn(4, 64), 2.0], init=lambda: [64])
+class Blend(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size), requires_grad=False)
+        self.tied = self.weight
+
+    def forward(self, x, y, factor=2.0):
+        return (x + y * factor) * self.weight
+"""
+TURNS_KERNEL = """
+extern "C" void blend(const float* x, const float* y, const float* w, float* out, int n, int cols) {
+  for (int i = 0; i < n; ++i) out[i] = 2 * (x[i] + 2 * y[i]) * w[i % cols];
+}
+"""
+TURNS_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x, y, factor=2.0):
+    assert y.is_contiguous()
+    out = empty(x.shape, x.dtype)
+    launch("blend", args=(x, y, module.tied, out, x.numel(), x.shape[1]))
+    return out
+"""
 
 
 # -- what is swapped -------------------------------------------------------------------------------------------
@@ -365,9 +395,48 @@ def test_autocast(tmp_path: Path) -> None:
     repo = with_rms(tmp_path)
     model = repo.module.RMSNorm(64).eval()
     report = apply(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        assert which(model, X) == "reference"
+    for _ in range(2):  # before any call was bound, and after
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            assert which(model, X) == "reference"
+        assert ran(model, X) == ran(model, X) == "kernel"
     assert reasons(report) == ["autocast is on"]
+
+
+@pytest.mark.parametrize("shortcuts", [True, False])
+def test_calls_that_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortcuts: bool) -> None:
+    """Modes, shapes, grad and one tensor given twice, each after each: a call must never be taken for another one."""
+    from pytest_cudaforge.runtime import shortcut
+
+    if not shortcuts:
+        monkeypatch.setattr(shortcut, "_guards", None)
+    repo = Repo(tmp_path, TURNS)
+    repo.forge("Blend", TURNS_KERNEL, TURNS_PLAN, (X, X, 2.0))
+    model = repo.module.Blend(64).eval()
+    apply(model)
+    y, wide = torch.randn(4, 64), torch.randn(4, 128)[:, ::2]
+    graded = X.clone().requires_grad_()
+    no_grad, inference, autocast = torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)
+    calls = [
+        (no_grad, (X, y, 2.0), {}, "kernel"),
+        (no_grad, (X, X, 2.0), {}, "kernel"),
+        (inference, (X, y, 2.0), {}, "kernel"),
+        (no_grad, (X, y), {"factor": 2.0}, "kernel"),
+        (no_grad, (X, wide, 2.0), {}, "reference"),
+        (no_grad, (graded, y, 2.0), {}, "kernel"),
+        (torch.enable_grad, (graded, y, 2.0), {}, "reference"),
+        (no_grad, (X, y, 3.0), {}, "reference"),
+        (no_grad, (X, y, 2), {}, "reference"),
+        (autocast, (X, y, 2.0), {}, "reference"),
+        (no_grad, (X[:2], y[:2], 2.0), {}, "kernel"),
+        (no_grad, (X.double(), y.double(), 2.0), {}, "reference"),
+    ]
+    shuffled = random.Random(5)
+    for _ in range(12):
+        for mode, args, kwargs, expected in shuffled.sample(calls, len(calls)):
+            with mode():
+                assert which(model, *args, **kwargs) == expected, (mode, args, kwargs)
+        with torch.no_grad():
+            model.weight.mul_(1.1)
 
 
 def _vmap(model: Any) -> Any:
