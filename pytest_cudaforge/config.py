@@ -148,15 +148,13 @@ _WORK = ("kernel", "mixed", "library", "rewrite")
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """When ``pytest --forge-guard`` calls a kernel slower: by more than this share of its time *and* this much per call.
-    ``promise_margin``: how far its speedup may fall below what the manifest promised. ``history``: JSON lines that each
-    run appends its samples to; None keeps none."""
+    """When ``pytest --forge-guard`` calls a kernel slower: by more than this share of its time *and* this much per
+    call. ``promise_margin``: how far its speedup may fall below what the manifest promised."""
 
     relative: float = _at_least(0, 0.03)
     absolute_us: float = _at_least(0, 1.0)
     promise_margin: float = _checked(0.10, "a number from 0 to below 1", lambda value: 0 <= value < 1)
     inconclusive: Literal["neutral", "fail"] = "neutral"
-    history: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +173,9 @@ class ForgeConfig:
     forge_dir: Path = Path("forged")
     forge_cases: bool = False
     run_dir: Path = Path(".cudaforge")
+    #: Where each run of the guard appends what it measured, and how large that file may grow: then its oldest lines go.
+    history: Path = Path(".cudaforge/history.jsonl")
+    history_mb: float = _above_zero(20.0)
     device: str = _matching("auto", r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:<index>")
     arch: str | None = _matching(None, r"cpu|sm_\d{2,3}[af]?", "cpu or sm_<number>, such as sm_90")
     languages: tuple[str, ...] | None = None
