@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification, WorkloadFacts
-from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE
+from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE, forward_workload
 
 __all__ = ["BackwardVerifier", "Backwards", "joined", "produce", "refused"]
 
@@ -26,14 +27,15 @@ class Backwards:
     note: str = ""
 
 
-def produce(kitchen: Kitchen, oracle: OracleClient, target: Target) -> Backwards:
-    """Trace and compile ``plan_backward`` for every workload's backward. Raises Refusal, and TargetError."""
+def produce(kitchen: Kitchen, oracle: OracleClient, target: Target, names: Collection[str]) -> Backwards:
+    """Trace and compile ``plan_backward`` for the backwards of the workloads ``names``. Raises Refusal, TargetError."""
     if not re.search(rf"^def {FUNCTION}\b", kitchen.plan_source, re.MULTILINE):
         return Backwards(note=f"forward only: plan.py has no {FUNCTION}")
     reason, workloads = oracle.backward(target)
     if reason:
         return Backwards(note=f"forward only: {reason}")
-    return Backwards(tuple(kitchen.produce(workload, FUNCTION) for workload in workloads))
+    chosen = [workload for workload in workloads if forward_workload(workload.name) in names]
+    return Backwards(tuple(kitchen.produce(workload, FUNCTION) for workload in chosen))
 
 
 def joined(forward: Verification, backward: Verification) -> Verification:

@@ -6,10 +6,12 @@ and bytes under caps, decoded by ``plan.decode`` and ``languages.binary_from_byt
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +53,22 @@ _MAX_TEXT_CHARS = 1 << 20
 class Builder:
     """Every call runs in a fresh sandboxed process; any number of calls may be under way from several threads."""
 
-    def __init__(self, spawn: Callable[[str], Child]) -> None:
-        self._spawn = spawn
+    def __init__(self, spawn: Callable[[str], Child], *, keeps: bool = False) -> None:
+        self._spawn, self._keeps = spawn, keeps
+        self._idle: dict[str, list[Child]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[Builder]:
+        """A builder for the calls of one candidate, whose processes serve several of them and end with the context.
+
+        Those that run the candidate's own code (Triton's compiler) still serve one call each."""
+        builder = Builder(self._spawn, keeps=True)
+        try:
+            yield builder
+        finally:
+            for child in (child for children in builder._idle.values() for child in children):
+                child.close()
 
     def trace(self, source: str, signature: Signature, function: str = "plan", *, timeout_s: float = 30) -> TracedPlan:
         """Trace ``function`` of ``source`` (a plan.py).
@@ -130,18 +146,34 @@ class Builder:
         blob: bytes = b"",
     ) -> Reply:
         """``honest``: no code of the candidate's runs in the child, so a fault there is ours."""
-        child = self._spawn(kind)
+        child = self._take(kind) if honest else self._spawn(kind)
+        answered = False
         try:
             reply = child.ask(operation, payload, phase=phase, caps=BUILDER_CAPS, timeout_s=timeout_s, blob=blob)
+            answered = reply.status in (_OK, _REFUSED)
         except WorkerCrash as crash:
             if crash.status == _OWN_FAULT and honest:
                 raise _own_fault(phase, crash.what) from crash
             raise
         finally:
-            child.close()
+            if answered and honest and self._keeps:
+                self._put_back(kind, child)
+            else:
+                child.close()
         if reply.status != _OK:
             raise _error_of(reply, phase, honest)
         return reply
+
+    def _take(self, kind: str) -> Child:
+        with self._lock:
+            idle = self._idle.get(kind)
+            if idle:
+                return idle.pop()
+        return self._spawn(kind)
+
+    def _put_back(self, kind: str, child: Child) -> None:
+        with self._lock:
+            self._idle.setdefault(kind, []).append(child)
 
 
 def _error_of(reply: Reply, phase: str, honest: bool = True) -> ForgeError:

@@ -21,6 +21,7 @@ from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
 from pytest_cudaforge.evaluation import backward, host_profiling, profiling
 from pytest_cudaforge.evaluation import timing as statistics
+from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.compiled_module import OWN_INIT, UNCONFINED, module_of
@@ -63,6 +64,7 @@ from pytest_cudaforge.records import (
     Depth,
     DeviceFacts,
     Evaluation,
+    Guard,
     Isolation,
     LintFinding,
     Profile,
@@ -345,6 +347,8 @@ class Evaluator:
         fresh: bool = False,
         incumbent: Candidate | None = None,
         sanitize: bool = False,
+        workloads: Sequence[str] | None = None,
+        guard: Guard | None = None,
     ) -> Evaluation:
         """Build, verify and time one candidate. A failed candidate is an Evaluation; a bad situation raises.
 
@@ -352,10 +356,13 @@ class Evaluator:
         then pass compute-sanitizer, too. ``sanitize``: let them pass it in any case.
         ``incumbent``: a candidate that passed before, timed in the same sitting (``Timing.vs_incumbent``): two ratios
         to baselines from two sittings compare worse than one ratio from one.
+        ``workloads``: names, None: all; ConfigError for one that the target does not have. ``guard``: where the
+        candidate is used already: nothing outside is probed, and the verdict's guard is this one, or narrower.
         """
         began = time.perf_counter()
         facts = self.facts(target)
         attempt = _Attempt(self, candidate, target, facts, fresh)
+        attempt.workloads, attempt.guard = tuple(_chosen(facts, workloads)), guard
         attempt.sanitize, attempt.sanitize_asked = fresh or sanitize, sanitize
         if timing and incumbent is not None:
             attempt.incumbent = _Attempt(self, incumbent, target, facts, fresh=False)
@@ -534,6 +541,8 @@ class _Attempt:
         self.verification: Verification | None = None
         self.timing: Timing | None = None
         self.sanitize = self.sanitize_asked = False
+        self.workloads = facts.workloads
+        self.guard: Guard | None = None
         #: How long the device was not free to profile on.
         self.waited_s = 0.0
         self._products: tuple[Product, ...] = ()
@@ -578,10 +587,10 @@ class _Attempt:
         """Trace and compile for every workload, then verify. Raises Refusal."""
         host = self.evaluator
         self._require_language()
-        with host.lease.work():
-            kitchen = self._module() if self.candidate.language in _HOSTED else self._kitchen()
+        with host.lease.work(), host._servers.builder().kept() as builder:
+            kitchen = self._module() if self.candidate.language in _HOSTED else self._kitchen(builder)
             try:
-                self._products = tuple(kitchen.produce(workload) for workload in self.facts.workloads)
+                self._products = tuple(kitchen.produce(workload) for workload in self.workloads)
                 if isinstance(kitchen, Workshop):
                     self._workbench(kitchen, self._products[0]).open()
                 self.build = kitchen.build
@@ -609,7 +618,8 @@ class _Attempt:
         if isinstance(kitchen, Workshop):
             self._gradients = "forward only: a ModelNew's gradients are not verified"
             return
-        found = backward.produce(kitchen, self.evaluator.oracle, self.target)
+        names = [workload.name for workload in self.workloads]
+        found = backward.produce(kitchen, self.evaluator.oracle, self.target, names)
         self._gradients = found.note or "gradients verified"
         if not found.products:
             return
@@ -702,14 +712,14 @@ class _Attempt:
             return None
         return Incumbent(product, self._worker_of)
 
-    def _kitchen(self) -> Kitchen:
+    def _kitchen(self, builder: Builder | None = None) -> Kitchen:
         host = self.evaluator
         return Kitchen(
             self.candidate,
             self.facts,
             host.device,
             arch=host.settings.arch or host.device.arch,
-            builder=host._servers.builder(),
+            builder=builder or host._servers.builder(),
             cache=host._cache,
             fresh=self.fresh,
         )
@@ -761,6 +771,7 @@ class _Attempt:
             timed_frames=lambda workload: frame_count(workload, host.kind, host._cache_bytes, self.clock),
             # Other shapes would be compiled one by one, and say nothing of a configuration.
             probed=self.candidate.language != LANGUAGE,
+            guard=self.guard,
         )
 
     def _slowest(self) -> Sample | None:

@@ -108,6 +108,7 @@ class Verifier:
         kept: tuple[str, ...] = (),
         timed_frames: Callable[[WorkloadFacts], int] = lambda workload: 1,
         probed: bool = True,
+        guard: Guard | None = None,
     ) -> None:
         self.target, self.facts, self.kitchen, self.oracle = target, facts, kitchen, oracle
         self.worker_of, self.trials, self.hang_limit_s = worker_of, trials, hang_limit_s
@@ -117,7 +118,9 @@ class Verifier:
         self.timed_frames = timed_frames
         #: False: what was not drawn is not tried, and stays outside the guard.
         self.probed = probed
-        self._findings = _Findings()
+        #: What is outside of it already is not probed.
+        self._findings = _Findings(guard=guard or Guard())
+        self._excluded = self._findings.guard if guard is not None else None
 
     def verify(self, products: Sequence[Product]) -> Verification:
         """All contract trials, then the probes. Raises Refusal at the first workload that fails."""
@@ -133,8 +136,10 @@ class Verifier:
             self._run_contract(product, trials)
         if not self.probed:
             self._narrow("nothing but the drawn calls was tried", contiguous=True, drawn=True)
-        for product in products[:_MAX_PROBED_WORKLOADS] if self.probed else ():
-            self._probe(product)
+        probed = {workload.name for workload in self.facts.workloads[:_MAX_PROBED_WORKLOADS]}
+        for product in products if self.probed else ():
+            if product.workload.name in probed:
+                self._probe(product)
         return self._findings.verification
 
     def _most_families(self, workload: WorkloadFacts) -> int | None:
@@ -296,19 +301,29 @@ class Verifier:
         if _is_big(workload):
             self._narrow("the call moves gigabytes and was not probed", contiguous=True, aligned=True, drawn=True)
             return
+        excluded = self._excluded
+        if excluded is not None and not any(self._is_open(excluded, strided) for strided in (True, False)):
+            return
         self._probed_workload = workload.name
         try:
             sizes = 0
             for name, variant in self.oracle.variants(self.target, workload.name):
                 if name.startswith(_OTHER):
-                    self._probe_other_values(name, variant)
+                    if excluded is None:
+                        self._probe_other_values(name, variant)
                     continue
                 sizes += name != "strided"
-                self._probe_variant(name, variant)
+                if excluded is None or self._is_open(excluded, name == "strided"):
+                    self._probe_variant(name, variant)
             if not sizes:
                 self._narrow("no neighbouring shape could be drawn", drawn=True)
         finally:
             self._probed_workload = ""
+
+    def _is_open(self, excluded: Guard, strided: bool) -> bool:
+        """Whether such calls are in use although not drawn, or promised by the target whatever the guard says."""
+        promised = self.facts.strides == "any" if strided else self.facts.dynamic
+        return promised or not (excluded.contiguous_only if strided else excluded.drawn_shapes_only)
 
     def _probe_other_values(self, name: str, workload: WorkloadFacts) -> None:
         """An input that is the same in every draw, with other values: right answers are not promised, but who relies on
@@ -324,7 +339,7 @@ class Verifier:
             self._narrow("Triton's kernels are compiled for 16-byte aligned tensors", aligned=True)
             return
         specs = [spec for _, spec in product.workload.inputs if isinstance(spec, TensorSpec)]
-        if not specs:
+        if not specs or (self._excluded is not None and self._excluded.align_bytes > 1):
             return
         skew = max(spec.itemsize_bytes for spec in specs)
         layout = call_layout(product.traced, frames=1, skew_bytes=skew)
