@@ -26,7 +26,7 @@ from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
 from pytest_cudaforge.evaluation.replayed import Refused, Replayed
 from pytest_cudaforge.evaluation.trusted_replay import replay_environment
 from pytest_cudaforge.hardware import metrics, ncu, report_reading
-from pytest_cudaforge.hardware.ncu import Reading
+from pytest_cudaforge.hardware.ncu import RawKernel, Reading
 from pytest_cudaforge.programs import end_in_time
 from pytest_cudaforge.records import Depth, Profile
 
@@ -37,6 +37,9 @@ _RUN_S, _PAGE_S = {"quick": 30.0, "full": 90.0}, 30.0
 _MOST_PAGE_BYTES = 64 << 20
 #: How many reports stay in the cache.
 _KEPT_REPORTS = 64
+#: What is overwritten and read before a call that is to find its caches empty, in sizes of the L2.
+_FLUSHES = 2
+_ALONE = "kernels were looked at alone only, from empty caches"
 _PAGES: dict[str, tuple[str, ...]] = {"quick": ("raw", "source"), "full": ("raw", "details", "source")}
 
 
@@ -57,9 +60,37 @@ class CounterProfiler:
             self._learn(call, reading)
             report = self._kept(folder / "report.ncu-rep", static)
             lined = (folder / "lined").exists()
-        notes = () if lined else ("the build with line numbers has other code: no source lines",)
-        found = profile_of(call, static, reading, once=_is_long(call, static.depth))
+            inside, told = self._inside(call, folder, reading, static.depth)
+        notes = (*told, *(() if lined else ("the build with line numbers has other code: no source lines",)))
+        found = profile_of(call, static, reading, inside, once=_is_long(call, static.depth))
         return replace(found, report=report, notes=(*found.notes, *notes))
+
+    def _inside(
+        self, call: ProfiledCall, folder: Path, reading: Reading, depth: Depth
+    ) -> tuple[tuple[RawKernel, ...], tuple[str, ...]]:
+        """Of a call of several kernels what each takes inside it, where it finds in the caches what the ones before it
+        left there; and notes."""
+        if len(reading.kernels) < 2 or _is_long(call, depth):
+            return (), ()
+        report = folder / "inside.ncu-rep"
+        asked = metrics.in_call(metrics.load_unknown(self._answers(call)) or ())
+        replayed = [*_replay_command(folder), str(_FLUSHES * call.device.l2_bytes)]
+        argv = ncu.command(
+            self.program, report, replayed, depth="quick", metrics=asked, log=folder / "inside.log", keep_caches=True
+        )
+        try:
+            self.replayed.run(argv, folder, _RUN_S[depth])
+            found = report_reading.read(report, self.program, folder, replay_environment(folder))
+            if found is None:
+                pages: dict[str, str] = {}
+                self._page(folder, "raw", pages, report)
+                found = ncu.read_pages(pages)
+        except Refused as refusal:
+            return (), (f"{_ALONE}: {refusal}",)
+        alike = [(k.symbol, k.grid, k.block) for k in found.kernels] == [
+            (k.symbol, k.grid, k.block) for k in reading.kernels
+        ]
+        return (found.kernels, ()) if alike else ((), (f"{_ALONE}: the second look saw other kernels",))
 
     def _run(self, call: ProfiledCall, folder: Path, depth: Depth) -> None:
         """Profile once, and once more without the metrics that ncu did not know. Raises Refused."""
@@ -99,7 +130,7 @@ class CounterProfiler:
 
     def _profile(self, call: ProfiledCall, folder: Path, depth: Depth, asked: Sequence[str]) -> None:
         report, log = folder / "report.ncu-rep", folder / "ncu.log"
-        replayed = [sys.executable, "-B", "-m", "pytest_cudaforge.evaluation.profiled_replay", str(folder)]
+        replayed = _replay_command(folder)
         # Printed pages have the stall reasons of a line where the section was asked for, and only there.
         sections = ("SourceCounters",) if depth == "quick" and not self._by_name(depth) else ()
         argv = ncu.command(
@@ -137,9 +168,9 @@ class CounterProfiler:
             thread.join()
         return pages
 
-    def _page(self, folder: Path, page: str, pages: dict[str, str]) -> None:
+    def _page(self, folder: Path, page: str, pages: dict[str, str], report: Path | None = None) -> None:
         name = f"{page}.csv"
-        argv = ncu.page_command(self.program, folder / "report.ncu-rep", page)
+        argv = ncu.page_command(self.program, report or folder / "report.ncu-rep", page)
         with contextlib.suppress(OSError):
             end_in_time(argv, folder, replay_environment(folder), _PAGE_S, output=name)
             pages[page] = _text(folder / name)
@@ -159,6 +190,10 @@ class CounterProfiler:
         except OSError:
             return ""
         return str(place)
+
+
+def _replay_command(folder: Path) -> list[str]:
+    return [sys.executable, "-B", "-m", "pytest_cudaforge.evaluation.profiled_replay", str(folder)]
 
 
 def _is_long(call: ProfiledCall, depth: Depth) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
 from pytest_cudaforge.hardware import metrics
-from pytest_cudaforge.hardware.ncu import RawKernel, RawRule, Reading, SourceLine
+from pytest_cudaforge.hardware.ncu import Figures, RawKernel, RawRule, Reading, SourceLine
 from pytest_cudaforge.records import Candidate, HotLine, Profile, ProfiledKernel, RuleFinding
 
 __all__ = ["profile_of", "readable_name"]
@@ -32,15 +32,21 @@ _UNITS = {"Sectors": "sector", "Wavefronts": "wavefront", "Instructions": "inst"
 Figure = tuple[str, float, str]
 
 
-def profile_of(call: ProfiledCall, static: Profile, reading: Reading, *, once: bool = False) -> Profile:
+def profile_of(
+    call: ProfiledCall, static: Profile, reading: Reading, inside: Sequence[RawKernel] = (), *, once: bool = False
+) -> Profile:
     """``static`` with kernels, rules, lines and facts from a report.
 
-    ``once``: one launch of each kernel and shape was looked at, and stands for all that the plan has.
+    ``inside`` are the same launches, in the same order, with what was counted while the caches were left as the call
+    leaves them: times and bytes of the call are theirs. ``once``: one launch of each kernel and shape was looked at,
+    and stands for all that the plan has.
     """
     launches = reading.kernels
+    seen = {launch.number: one.figures for launch, one in zip(launches, inside, strict=False)}
+    known = {name: value for name, value, _ in static.facts}
     functions = {kernel.symbol: kernel.expression for binary in call.product.binaries for kernel in binary.kernels}
     counts = {launch.number: _count(launch, functions, static) if once else 1 for launch in launches}
-    kernels = tuple(_kernels(launches, functions, static, counts))
+    kernels = tuple(_kernels(launches, seen, functions, static, counts))
     unseen = _unseen(kernels, static)
     by_number = {launch.number: launch.symbol for launch in launches}
     return replace(
@@ -49,7 +55,7 @@ def profile_of(call: ProfiledCall, static: Profile, reading: Reading, *, once: b
         kernels=(*kernels, *unseen),
         rules=tuple(_rules(reading.rules, by_number, functions)),
         lines=tuple(_lines(reading.lines, functions, call.candidate)),
-        facts=(*static.facts, *_facts(launches, kernels, counts, {name: value for name, value, _ in static.facts})),
+        facts=(*static.facts, *_facts(launches, seen, kernels, counts, known)),
         notes=(*static.notes, *((_ONCE,) if once else ()), *((_UNSEEN,) if unseen else ())),
     )
 
@@ -65,7 +71,11 @@ def _count(launch: RawKernel, functions: Mapping[str, str], static: Profile) -> 
 
 
 def _kernels(
-    launches: Sequence[RawKernel], functions: Mapping[str, str], static: Profile, counts: Mapping[int, int]
+    launches: Sequence[RawKernel],
+    inside: Mapping[int, Figures],
+    functions: Mapping[str, str],
+    static: Profile,
+    counts: Mapping[int, int],
 ) -> Iterator[ProfiledKernel]:
     """Launches of one symbol and one shape are one record; the one in which most time goes comes first."""
     groups: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[RawKernel]] = {}
@@ -73,10 +83,12 @@ def _kernels(
         groups.setdefault((launch.symbol, launch.grid, launch.block), []).append(launch)
 
     def time_ns(members: Sequence[RawKernel]) -> float:
-        return sum(_duration_ns(launch) * counts[launch.number] for launch in members)
+        return sum(_duration_ns(inside.get(one.number, one.figures)) * counts[one.number] for one in members)
+
+    ceiling = next((value for name, value, _ in static.facts if name == "bandwidth_ceiling"), None)
 
     for (symbol, grid, block), members in sorted(groups.items(), key=lambda item: -time_ns(item[1])):
-        longest = max(members, key=_duration_ns)
+        longest = max(members, key=lambda launch: _duration_ns(launch.figures))
         own = symbol in functions
         function = functions[symbol] if own else readable_name(symbol)
         compiled = _compiled(function, grid, static) if own else {}
@@ -88,8 +100,30 @@ def _kernels(
             duration_ns=time_ns(members) or None,
             grid=grid,
             block=block,
-            metrics=(*_exact(_asked(longest), compiled), *metrics.derived(longest.figures), *only),
+            metrics=(
+                *_exact(_asked(longest), compiled),
+                *metrics.derived(longest.figures),
+                *_inside(inside.get(longest.number, {}), ceiling),
+                *only,
+            ),
         )
+
+
+def _inside(figures: Figures, ceiling: float | None) -> Iterator[Figure]:
+    """A launch where the caches hold what the kernels before it left there."""
+    duration_ns, moved = _duration_ns(figures), _moved(figures)
+    if not duration_ns:
+        return
+    yield "in_call__duration", duration_ns, "ns"
+    if moved is not None:
+        yield "in_call__dram_bytes", moved, "byte"
+        if ceiling:
+            yield "in_call__dram_share_of_ceiling", 100.0 * moved / duration_ns * 1e9 / ceiling, "%"
+
+
+def _moved(figures: Figures) -> float | None:
+    """Bytes through device memory; None where they were not counted."""
+    return figures[_READ][0] + figures[_WRITTEN][0] if _READ in figures and _WRITTEN in figures else None
 
 
 def _unseen(kernels: Sequence[ProfiledKernel], static: Profile) -> tuple[ProfiledKernel, ...]:
@@ -99,8 +133,8 @@ def _unseen(kernels: Sequence[ProfiledKernel], static: Profile) -> tuple[Profile
     return tuple(kernel for kernel in static.kernels if (kernel.function, kernel.grid, kernel.block) not in seen)
 
 
-def _duration_ns(launch: RawKernel) -> float:
-    return launch.figures.get(_DURATION, (0.0, ""))[0]
+def _duration_ns(figures: Figures) -> float:
+    return figures.get(_DURATION, (0.0, ""))[0]
 
 
 def _asked(launch: RawKernel) -> Iterator[Figure]:
@@ -150,6 +184,7 @@ def readable_name(symbol: str) -> str:
 
 def _facts(
     launches: Sequence[RawKernel],
+    inside: Mapping[int, Figures],
     kernels: Sequence[ProfiledKernel],
     counts: Mapping[int, int],
     known: Mapping[str, float],
@@ -159,9 +194,10 @@ def _facts(
         return
     yield "kernel_time", total_ns, "ns"
     yield "own_share", 100.0 * sum(k.duration_ns or 0.0 for k in kernels if k.own) / total_ns, "%"
-    if not all(_READ in launch.figures and _WRITTEN in launch.figures for launch in launches):
+    parts = [(_moved(inside.get(one.number, one.figures)), counts[one.number]) for one in launches]
+    if any(part is None for part, _ in parts):
         return
-    moved = sum((one.figures[_READ][0] + one.figures[_WRITTEN][0]) * counts[one.number] for one in launches)
+    moved = sum(part * count for part, count in parts if part is not None)
     yield "dram_bytes", moved, "byte"
     yield "bandwidth_reached", moved / total_ns * 1e9, "byte/s"
     if known.get("minimal_bytes"):

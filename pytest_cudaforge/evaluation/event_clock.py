@@ -137,10 +137,7 @@ class EventClock:
     def _one(self, bound: Bound) -> tuple[int, int, bool]:
         """Device ns, ns that a device-wide wait still took after the end event, whether the host was hidden."""
         driver = self._driver
-        driver.cuCtxResetPersistingL2Cache()  # devices before sm_80 have none; another error shows at the next call
-        if self._flush_bytes:
-            checked(driver.cuMemsetD32Async(self._flush, 0, self._flush_bytes // 4, _STREAM), "overwriting the L2")
-            self._queue_read()
+        self._queue_flush()
         self._queue_spin()
         checked(driver.cuEventRecord(self._start, _STREAM), "recording an event")
         bound.run()
@@ -153,6 +150,19 @@ class EventClock:
         late_ns = time.perf_counter_ns() - before_ns
         elapsed_ms = float(checked(driver.cuEventElapsedTime(self._start, self._end), "reading the events"))
         return max(round(elapsed_ms * 1e6), 0), late_ns, hidden
+
+    def empty_caches(self, nbytes: int) -> None:
+        """Overwrite ``nbytes`` and read them, as before each sample, and wait for it."""
+        self._provide_flush(nbytes)
+        self._queue_flush()
+        self.synchronize()
+
+    def _queue_flush(self) -> None:
+        driver = self._driver
+        driver.cuCtxResetPersistingL2Cache()  # devices before sm_80 have none; another error shows at the next call
+        if self._flush_bytes:
+            checked(driver.cuMemsetD32Async(self._flush, 0, self._flush_bytes // 4, _STREAM), "overwriting the L2")
+            self._queue_read()
 
     def _queue_read(self) -> None:
         address = ctypes.addressof(self._region_params)

@@ -8,6 +8,9 @@ time. It reads ``call.json`` and ``binary-<i>`` from the folder it is given, tak
 descriptor from the socket there (a call may be gigabytes: they never leave the device), and writes ``outcome.json``:
 ``{"done": true}``, or ``{"error": "..."}`` where the device or the replay refused something.
 
+A second argument is how many bytes are overwritten and read before the call that is looked at, so that it finds the
+caches empty where the profiler leaves them as they are.
+
 Inputs and state are copied to memory of this process and the arena is given back before anything runs: a profiler that
 replays a kernel saves and restores the memory it may write, which it can do for this process's own only.
 """
@@ -25,6 +28,7 @@ from typing import Any
 from pytest_cudaforge import languages, plan
 from pytest_cudaforge.errors import ForgeError
 from pytest_cudaforge.evaluation.arena import DeviceArena, checked, driver_of
+from pytest_cudaforge.evaluation.event_clock import EventClock
 from pytest_cudaforge.plan import LaunchPlan
 from pytest_cudaforge.runtime.replay import load_program
 
@@ -70,7 +74,7 @@ def _handed_over() -> int:
     return descriptors[0]
 
 
-def _replay(folder: Path, call: Any, driver: Any) -> None:
+def _replay(folder: Path, call: Any, driver: Any, flush_bytes: int) -> None:
     traced = plan.decode(call["traced"])
     binaries = [languages.binary_from_bytes((folder / name).read_bytes()) for name in call["binaries"]]
     memory = _Memory(driver, call["memory"])
@@ -92,6 +96,8 @@ def _replay(folder: Path, call: Any, driver: Any) -> None:
     if call["watch"] == "trace":
         _trace(folder, driver, calls, int(call["calls"]))
         return
+    if flush_bytes:
+        EventClock(int(call["device"].partition(":")[2] or 0)).empty_caches(flush_bytes)
     checked(driver.cuProfilerStart(), "starting the profiler")
     calls.run()
     checked(driver.cuCtxSynchronize(), "running the kernels under the profiler")
@@ -113,14 +119,14 @@ def _trace(folder: Path, driver: Any, calls: Any, count: int) -> None:
 
 
 def main() -> None:
-    """``argv``: the folder. The exit status says nothing; the outcome is in the file."""
-    folder = Path(sys.argv[1])
+    """``argv``: the folder, bytes to flush. The exit status says nothing; the outcome is in the file."""
+    folder, flush_bytes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     call = json.loads((folder / "call.json").read_text(encoding="utf-8"))
     # Nothing else ends this process where the one that started it is gone.
     signal.alarm(int(call["limit_s"]))
     outcome: dict[str, Any] = {"done": False}
     try:
-        _replay(folder, call, driver_of(int(call["device"].partition(":")[2] or 0)))
+        _replay(folder, call, driver_of(int(call["device"].partition(":")[2] or 0)), flush_bytes)
         outcome["done"] = True
     except (ForgeError, ImportError, OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"[:2000]

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_cudaforge.hardware.ncu import Figures
 
-__all__ = ["by_line", "chosen", "derived", "floor", "lacking", "load_unknown", "store_unknown", "table"]
+__all__ = ["by_line", "chosen", "derived", "floor", "in_call", "lacking", "load_unknown", "store_unknown", "table"]
 
 
 @functools.cache
@@ -45,10 +45,19 @@ def by_line() -> tuple[str, ...]:
     return tuple(_data()["lines"])
 
 
+def in_call(unknown: Collection[str]) -> tuple[str, ...]:
+    """What is counted of kernels inside the call, on a device that does not have ``unknown``."""
+    return _chosen([tuple(names) for names in _data()["in_call"]], unknown)
+
+
 def chosen(unknown: Collection[str] | None) -> tuple[str, ...]:
     """The metrics to ask for on a device that does not have ``unknown``; all names where nothing is known yet."""
+    return _chosen(table(), unknown)
+
+
+def _chosen(entries: Sequence[Sequence[str]], unknown: Collection[str] | None) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for names in table():
+    for names in entries:
         if unknown is None:
             found |= dict.fromkeys(names)
             continue

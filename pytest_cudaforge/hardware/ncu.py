@@ -71,15 +71,18 @@ def command(
     log: Path,
     sections: Sequence[str] = (),
     once: bool = False,
+    keep_caches: bool = False,
 ) -> list[str]:
     """The command line that profiles ``application`` between its profiler's start and stop: the full set and its rules,
     or ``metrics`` and ``sections`` alone. ``once``: one launch of each kernel and shape.
 
     Clocks are left as they are: locking them needs privileges, and it is others' GPU, too. Caches are emptied before
-    each pass (ncu's own default), as they are before each sample of a verdict's timing.
+    each pass (ncu's own default), so that every pass over a kernel finds the same; with ``keep_caches`` a kernel finds
+    what the one before it left, which holds where one pass is enough.
     """
     argv = [str(program), "--profile-from-start", "off", "--clock-control", "none", "--target-processes", "all"]
     argv += ["--filter-mode", "per-launch-config"] if once else []
+    argv += ["--cache-control", "none"] if keep_caches else []
     argv += ["--launch-count", "1" if once else str(_MOST_IN_ALL), "--check-exit-code", "no", "--force-overwrite"]
     argv += ["--export", str(report), "--metrics", ",".join(metrics)]
     argv += ["--set", "full"] if depth == "full" else []

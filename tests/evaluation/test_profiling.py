@@ -152,8 +152,10 @@ def test_an_unknown_metric_is_left_out_and_the_run_goes_on(
     assert Path(profile.report).read_text() == "report\n"
     full = profiler.profile(call[0], "full")
     assert full.rung == "ncu" and full.rules and full.report != profile.report
-    # What the device lacks is known by now: nothing was refused and asked again.
-    assert asked.read_text() == "x\nx\n"
+    # Each look is two: kernels alone, and inside the call. What the device lacks is known: nothing was asked again.
+    assert asked.read_text() == 2 * 2 * "x\n"
+    told = {name for kernel in full.kernels for name, _, _ in kernel.metrics}
+    assert {"in_call__duration", "in_call__dram_bytes", "in_call__dram_share_of_ceiling"} <= told
 
 
 def test_where_nvidias_module_does_not_read_a_report_its_pages_are_printed(
