@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from pytest_cudaforge.errors import DeviceError
-from pytest_cudaforge.records import DeviceFacts, from_json
+from pytest_cudaforge.facts import DeviceFacts, from_json
 
 __all__ = ["choose", "describe", "detect", "detect_in_child", "parse_device"]
 

@@ -9,8 +9,8 @@ import json
 import sys
 
 from pytest_cudaforge.errors import DeviceError
+from pytest_cudaforge.facts import to_json
 from pytest_cudaforge.hardware import detect
-from pytest_cudaforge.records import to_json
 
 
 def main(argv: list[str]) -> int:

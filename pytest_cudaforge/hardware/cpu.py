@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from pytest_cudaforge.records import DeviceFacts
+from pytest_cudaforge.facts import DeviceFacts
 
 __all__ = ["detect"]
 

@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from pytest_cudaforge.errors import DeviceError
-from pytest_cudaforge.records import DeviceFacts
+from pytest_cudaforge.facts import DeviceFacts
 
 __all__ = ["detect"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_cudaforge.records import DeviceFacts
+from pytest_cudaforge.facts import DeviceFacts
 
 __all__ = ["Occupancy", "theoretical"]
 

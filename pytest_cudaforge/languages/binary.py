@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_cudaforge.facts import KernelResources, from_json, to_json
 from pytest_cudaforge.plan import Constants, Launch, TracedPlan
-from pytest_cudaforge.records import KernelResources, from_json, to_json
 
 MAX_KERNELS = 4096
 MAX_PARAMS = 1024

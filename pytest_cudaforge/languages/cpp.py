@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.facts import KernelResources
 from pytest_cudaforge.languages import remarks
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
 from pytest_cudaforge.languages.logs import reduce_log
 from pytest_cudaforge.languages.renaming import clashing
 from pytest_cudaforge.languages.symbols import DESCRIBER, describer_expression, describers_in, parameter_types
 from pytest_cudaforge.plan import Constants
-from pytest_cudaforge.records import KernelResources
 
 #: ``-fno-gnu-unique``: a template's static variables must not survive in the process when the binary is loaded afresh.
 #: ``-Bsymbolic-functions``: an ``extern "C"`` kernel called ``step`` or ``index`` is itself, not libc's function.

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.facts import KernelResources
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
 from pytest_cudaforge.languages.cpp import check_unit, macro_value
 from pytest_cudaforge.languages.logs import reduce_log
 from pytest_cudaforge.languages.renaming import Renaming, clashing
 from pytest_cudaforge.languages.symbols import DESCRIBER, describer_expression, parameter_types
-from pytest_cudaforge.records import KernelResources
 
 SOURCE_NAME = "kernel.cu"
 #: ``-default-device``: a helper function without ``__device__`` is one, as a kernel's file holds nothing for the host.

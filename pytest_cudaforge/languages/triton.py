@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.facts import KernelResources
 from pytest_cudaforge.languages.binary import FOLDED, Binary, CompiledLaunch, KernelInfo, Unit
 from pytest_cudaforge.languages.cuda import resources_in
 from pytest_cudaforge.languages.instances import ALIGN_BYTES, Instance, parse_instance
 from pytest_cudaforge.languages.logs import MAX_LINE_CHARS, MAX_LOG_LINES, reduce_log
-from pytest_cudaforge.records import KernelResources
 
 SOURCE_NAME = "kernel.py"
 #: The first release whose compiler and calling convention this was written for.

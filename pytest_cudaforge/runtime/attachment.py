@@ -19,7 +19,7 @@ import torch
 
 from pytest_cudaforge import hardware
 from pytest_cudaforge.errors import BuildFailure, ForgeError, SituationError, Unsupported, UsageError
-from pytest_cudaforge.records import DeviceFacts
+from pytest_cudaforge.facts import DeviceFacts
 from pytest_cudaforge.runtime import guards
 from pytest_cudaforge.runtime.calls import REFERENCE, STALE, BoundCall, LoadedPlan
 from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, survey

@@ -13,8 +13,8 @@ from typing import Any
 
 from pytest_cudaforge import durable
 from pytest_cudaforge.errors import ConfigError, PublishError
+from pytest_cudaforge.facts import Guard, from_json, to_json
 from pytest_cudaforge.plan import TensorSpec
-from pytest_cudaforge.records import Guard, from_json, to_json
 
 __all__ = ["FORMAT", "Entry", "EntryFile", "EntryWorkload", "Manifest", "merge"]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge.errors import PlanError, TargetError, UsageError
+from pytest_cudaforge.facts import DeviceFacts, from_json, to_json
 from pytest_cudaforge.plan import DTYPE_BYTES, TensorSpec, decode_spec, encode_spec
-from pytest_cudaforge.records import DeviceFacts, from_json, to_json
 
 if TYPE_CHECKING:
     import torch

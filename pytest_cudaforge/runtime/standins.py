@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_cudaforge.errors import PlanError
+from pytest_cudaforge.facts import DeviceFacts
 from pytest_cudaforge.plan import DTYPE_BYTES, Role, TensorSpec, View, decode_spec
-from pytest_cudaforge.records import DeviceFacts
 from pytest_cudaforge.runtime import geometry
 from pytest_cudaforge.runtime.geometry import Layout, integer
 from pytest_cudaforge.runtime.natives import MissingAttribute
