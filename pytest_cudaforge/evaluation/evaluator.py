@@ -29,11 +29,13 @@ from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.host_profiling import HostSeat
 from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
-from pytest_cudaforge.evaluation.oracle import OracleClient, compiler_caches
+from pytest_cudaforge.evaluation.nursery import Nursery
+from pytest_cudaforge.evaluation.oracle import OracleClient, compiler_caches, oracle_environment
 from pytest_cudaforge.evaluation.parties import Clock
+from pytest_cudaforge.evaluation.plain_race import PlainRace, plain_pace
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.profiling import ProfiledCall
-from pytest_cudaforge.evaluation.race import BaseFailed, Contest, Reference, race_pace
+from pytest_cudaforge.evaluation.race import BaseFailed, Contest, Diary, RacePace, Reference
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
 from pytest_cudaforge.evaluation.sanitizing import Sanitizing, joined
@@ -149,6 +151,7 @@ class Evaluator:
             python_paths=settings.python_paths,
             environment=self._threads,
         )
+        self._nursery = Nursery(oracle_environment(settings.device, settings.cache_dir, dict(self._threads)))
         self._servers = ForkServers(
             SandboxSettings(isolation=settings.isolation, environment=self._threads),
             compiler_environment=compiler_caches(settings.cache_dir),
@@ -162,6 +165,7 @@ class Evaluator:
     def close(self) -> None:
         """End every child; a second call does nothing."""
         self.oracle.close()
+        self._nursery.close()
         self._servers.close()
 
     def __enter__(self) -> Evaluator:
@@ -406,16 +410,17 @@ class Evaluator:
         ``references``, in one sitting per workload. A candidate that fails is a RaceFailure; a base that cannot be
         built or run any more is left out, and the race's notes say why.
 
-        ``processes``: fresh ones of candidate and base each; ``budget_s``: of the blocks of one workload; both None:
-        what suffices on this kind of device. ``workloads``: names, None: all. Raises what :meth:`evaluate` raises, and
-        ConfigError for a workload that the target does not have.
+        ``processes``: fresh ones of candidate and base each, None: until the answer is clear; ``budget_s``: of the
+        blocks of one workload, None: what suffices on this kind of device. ``workloads``: names, None: all. Raises what
+        :meth:`evaluate` raises, and ConfigError for a workload that the target does not have.
         """
         facts = self.facts(target)
         entrant = _Attempt(self, candidate, target, facts, fresh=False)
         entrant._require_language()
         if base is not None:
             entrant.incumbent = _Attempt(self, base, target, facts, fresh=False)
-        pace = race_pace(self.kind, processes, budget_s)
+        hosted = bool({candidate.language, base.language if base is not None else ""} & _HOSTED)
+        pace = RacePace.racing(self.kind, processes, budget_s, hosted)
         races = []
         for workload in _chosen(facts, workloads):
             try:
@@ -424,6 +429,47 @@ class Evaluator:
                 self._after_failure(refusal)
                 return RaceFailure(workload.name, refusal.status, refusal.reason)
         return tuple(races)
+
+    def race_modules(
+        self,
+        target: Target,
+        base_target: Target,
+        *,
+        processes: int | None = None,
+        budget_s: float | None = None,
+        workloads: Sequence[str] | None = None,
+    ) -> tuple[Race, ...]:
+        """Measure for the guard: a plain module as it is checked in now against ``base_target``, its version in another
+        checkout; a race for each workload, and one more with gradients where either asks for them (``grad=True``).
+
+        Parties are "candidate" and "base". A race without blocks says in ``disturbed`` why there is nothing to compare:
+        the base cannot be imported or run, or the workload is another one (its ``workload`` is "" where not even the
+        names are known). ``notes`` say what else differs, results included. Arguments as of :meth:`race`. Raises
+        TargetError where what is checked in now fails, ConfigError for a workload that it does not have.
+        """
+        race = PlainRace(
+            target,
+            base_target,
+            self._fresh_oracle,
+            device=self.kind,
+            clock=self.clock_of(""),
+            pace=plain_pace(self.kind, processes, budget_s),
+            lease=self.lease,
+            python_paths=self.settings.python_paths,
+            cache_bytes=self._cache_bytes,
+            flush_bytes=self._flush_bytes,
+            monitor=self.monitor,
+        )
+        return race.run(workloads)
+
+    def _fresh_oracle(self, python_paths: Sequence[str]) -> OracleClient:
+        """One that is forked in milliseconds; the caller ends it."""
+        return OracleClient(
+            self.settings.device,
+            cache_dir=self.settings.cache_dir,
+            python_paths=python_paths,
+            nursery=self._nursery,
+        )
 
     def profile(self, candidate: Candidate, target: Target, *, depth: Depth = "quick") -> Profile:
         """What a candidate that passed before does on the device, on the workload that takes longest.
@@ -885,24 +931,33 @@ class _Attempt:
 
     # -- racing
 
-    def race(self, workload: WorkloadFacts, pace: Pace, references: Sequence[Reference]) -> Race:
+    def race(self, workload: WorkloadFacts, pace: RacePace, references: Sequence[Reference]) -> Race:
         """One workload's race against the incumbent, which is the version at the merge base. Raises Refusal where this
         candidate fails."""
-        host, known, began = self.evaluator, self.evaluator._about(self.target, self.clock), time.perf_counter()
-        notes: list[str] = []
-        with host.lease.work():
+        host, known = self.evaluator, self.evaluator._about(self.target, self.clock)
+        diary = Diary()
+        with diary.phase("building"), host.lease.work():
             entrant = self.entrant(workload)
-            base = self._base_entrant(workload, notes)
-        with known.lock:
-            compiled = "compile" in references
+            base = self._base_entrant(workload, diary)
+        compiled = "compile" in references
+        with diary.phase("references"), known.lock:
             rotation = host._rotation(self.target, known, workload, self.clock, compiled=compiled)
         if compiled and rotation.compile_note:
-            notes.append(f"{workload.name}: no compiled reference: {rotation.compile_note}")
+            diary.notes.append(f"no compiled reference: {rotation.compile_note}")
         rotation = replace(rotation, parties=tuple(p for p in rotation.parties if p in references))
         try:
-            return self._raced(entrant, base, rotation, pace, notes, began)
+            blocks, disturbed = self._raced(entrant, base, rotation, pace, diary)
         finally:
             host._release(known, workload)
+        return Race(
+            workload=workload.name,
+            clock=self.clock,
+            blocks=kept_blocks(blocks),
+            disturbed=disturbed,
+            notes=tuple(dict.fromkeys(diary.notes)),
+            seconds=round(diary.seconds, 3),
+            spent=diary.told,
+        )
 
     def entrant(self, workload: WorkloadFacts) -> Incumbent:
         """This candidate built for ``workload``. Raises Refusal."""
@@ -913,7 +968,7 @@ class _Attempt:
             self._workbench(self._raced_in, product).open()
         return Incumbent(product, self._worker_of)
 
-    def _base_entrant(self, workload: WorkloadFacts, notes: list[str]) -> Incumbent | None:
+    def _base_entrant(self, workload: WorkloadFacts, diary: Diary) -> Incumbent | None:
         if self.incumbent is None:
             return None
         try:
@@ -921,45 +976,33 @@ class _Attempt:
             return self.incumbent.entrant(workload)
         except (Refusal, ConfigError) as error:
             reason = error.reason if isinstance(error, Refusal) else str(error)
-            notes.append(_NO_BASE.format("cannot be built", reason))
+            diary.notes.append(_NO_BASE.format("cannot be built", reason))
             return None
 
     def _raced(
-        self,
-        entrant: Incumbent,
-        base: Incumbent | None,
-        rotation: Rotation,
-        pace: Pace,
-        notes: list[str],
-        began: float,
-    ) -> Race:
-        host, told = self.evaluator, ""
+        self, entrant: Incumbent, base: Incumbent | None, rotation: Rotation, pace: RacePace, diary: Diary
+    ) -> tuple[tuple[statistics.Block, ...], str]:
+        """Blocks of the sitting, and why they say nothing. One that was disturbed is held again at a quieter moment."""
+        host = self.evaluator
         for attempt in range(2):
-            contest = self._contest(entrant, base, rotation, pace)
+            contest = self._contest(entrant, base, rotation, pace, diary)
             with host.lease.timing():
                 try:
                     blocks = contest.measure()
                 except BaseFailed as error:
-                    notes.append(_NO_BASE.format("does not run", error))
-                    contest = self._contest(entrant, None, rotation, pace)
-                    base, blocks = None, contest.measure()
-            if not blocks:
-                raise Refusal(Status.REJECTED, f"{rotation.workload.name}: the clock gave no usable block")
-            told = contest.disturbance
-            if not told or attempt:
+                    diary.notes.append(_NO_BASE.format("does not run", error))
+                    base, contest = None, self._contest(entrant, None, rotation, pace, diary)
+                    blocks = contest.measure()
+            if not contest.disturbance or attempt:
                 break
-            wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN, host.load)
-        notes += contest.watch.notes if contest.watch is not None else ()
-        return Race(
-            workload=rotation.workload.name,
-            clock=self.clock,
-            blocks=kept_blocks(blocks),
-            disturbed=told,
-            notes=tuple(dict.fromkeys(notes)),
-            seconds=round(time.perf_counter() - began, 3),
-        )
+            with diary.phase("waiting for quiet"):
+                wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN, host.load)
+        diary.notes += contest.watch.notes if contest.watch is not None else ()
+        return blocks, contest.disturbance if blocks else "the clock gave no usable block"
 
-    def _contest(self, entrant: Incumbent, base: Incumbent | None, rotation: Rotation, pace: Pace) -> Contest:
+    def _contest(
+        self, entrant: Incumbent, base: Incumbent | None, rotation: Rotation, pace: RacePace, diary: Diary
+    ) -> Contest:
         host = self.evaluator
         return Contest(
             self.target,
@@ -974,6 +1017,7 @@ class _Attempt:
             hang_limit_s=self._limit_s(None),
             incumbent=base,
             monitor=host.monitor,
+            diary=diary,
         )
 
     def _check_physics(self, product: Product, result: WorkloadTiming) -> None:

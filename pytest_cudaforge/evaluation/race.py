@@ -9,39 +9,82 @@ what only one of them is asked (the candidate's answers are judged, after its bl
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.parties import Party, request_ns
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sitting import Pace, Sitting, Table
-from pytest_cudaforge.evaluation.timing import Block, block_of, crowded
+from pytest_cudaforge.evaluation.timing import (
+    GPU_PLACEMENT_NS,
+    Block,
+    block_of,
+    crowded,
+    quiet_blocks,
+    steady_blocks,
+)
 from pytest_cudaforge.records import Status
 
-__all__ = ["BaseFailed", "Contest", "Reference", "block_order", "race_pace"]
+__all__ = ["BaseFailed", "Contest", "Diary", "RacePace", "Reference", "block_order", "settled"]
 
-#: Processes of candidate and base each. A CPU's take milliseconds to start, a GPU's a third of a second, a module's
-#: seconds.
-_PROCESSES = {"cpu": 6, "cuda": 4}
-_BUDGET_S = {"cpu": 2.4, "cuda": 2.4}
-#: Blocks of one process, and the fewest where time has run out.
-_BLOCKS, _FEWEST_BLOCKS = 8, 3
-
+#: What a candidate's promises are about.
+Reference = Literal["eager", "compile"]
 _PARTIES = ("candidate", "base", "eager", "compile")
 
 _Result = TypeVar("_Result")
-#: What a candidate's promises are about.
-Reference = Literal["eager", "compile"]
+#: Blocks of one process, and the fewest where time has run out.
+_BLOCKS, _FEWEST_BLOCKS = 8, 3
+#: What is worth a thought, as a log-ratio and in ns (see guard.Thresholds); near it more processes may tell.
+_WORTH, _WORTH_NS = 0.03, 1_000.0
+#: Of a mean of a few processes, whose spread is itself uncertain.
+_QUANTILE = 3.7
+#: A process's own part of a call's time is not known from fewer processes than count as this many.
+_KNOWN_PROCESSES = 4
 
 
-def race_pace(device: str, processes: int | None, budget_s: float | None) -> Pace:
-    """``budget_s``: of the blocks of one workload; None: what suffices on that kind of device."""
-    usual = Pace.of(device, budget_s or _BUDGET_S[device])
-    return replace(usual, processes=processes or _PROCESSES[device], min_blocks=_BLOCKS, max_blocks=_BLOCKS)
+@dataclass(frozen=True)
+class RacePace(Pace):
+    """``fewest``: processes of candidate and base each before measuring may stop; ``processes`` is the most."""
+
+    fewest: int = 1
+
+    @classmethod
+    def racing(cls, device: str, processes: int | None, budget_s: float | None, hosted: bool) -> RacePace:
+        """``budget_s``: of the blocks of ``fewest`` processes. ``processes`` None: as many as it takes. A worker starts
+        in milliseconds on a CPU, in a third of a second on a GPU, in seconds where it loads a module (``hosted``)."""
+        fewest, most = (2, 4) if hosted else (4, 10) if device == "cpu" else (3, 6)
+        usual = Pace.of(device, budget_s or (2.0 if device == "cpu" else 1.5))
+        return cls(
+            usual.budget_s, usual.slice_ns, processes or most, _FEWEST_BLOCKS, _BLOCKS, fewest=processes or fewest
+        )
+
+
+def settled(blocks: Sequence[Block], placement_ns: float = 0.0) -> bool:
+    """May measuring stop? Where candidate and base are clearly apart by more than what is worth a thought, or clearly
+    by less. It decides nothing: the guard does, from all of the blocks."""
+    if not blocks or "base" not in blocks[0].parties:
+        return True
+    usable = steady_blocks(quiet_blocks(blocks))
+    by_process: dict[int, list[float]] = {}
+    for block in usable:
+        by_process.setdefault(block.process, []).append(math.log(block.of("candidate") / block.of("base")))
+    values = [statistics.median(group) for group in by_process.values()]
+    if len(values) < 2:
+        return False
+    base_ns = statistics.median(block.of("base") for block in usable)
+    known = 2.0 * (placement_ns / base_ns) ** 2
+    degrees = _KNOWN_PROCESSES + len(values) - 1
+    variance = (_KNOWN_PROCESSES * known + (len(values) - 1) * statistics.variance(values)) / degrees
+    doubt = _QUANTILE * math.sqrt(variance / len(values))
+    worth, center = max(_WORTH, _WORTH_NS / base_ns), statistics.fmean(values)
+    return center + doubt < worth or center - doubt > worth
 
 
 def block_order(references: Sequence[str], base: bool, turned: bool) -> tuple[str, ...]:
@@ -50,6 +93,33 @@ def block_order(references: Sequence[str], base: bool, turned: bool) -> tuple[st
     racing = ["candidate", "base"] if base else ["candidate"]
     order = [*(reversed(racing) if turned else racing), *references]
     return (*order, *reversed(order))
+
+
+class Diary:
+    """What a race has to tell besides its blocks: notes for a person, and where its time went."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._began = time.perf_counter()
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
+
+    @property
+    def seconds(self) -> float:
+        """Since the diary was begun."""
+        return time.perf_counter() - self._began
+
+    @property
+    def told(self) -> tuple[tuple[str, float], ...]:
+        """Seconds by phase, in the order in which they came first."""
+        return tuple((name, round(seconds, 3)) for name, seconds in self._spent.items())
 
 
 class BaseFailed(Exception):
@@ -86,24 +156,36 @@ class Contest(Sitting):
     :meth:`measure` raises Refusal where the candidate fails under the clock, BaseFailed where the base does.
     """
 
+    pace: RacePace
+
+    def __init__(self, *args: Any, diary: Diary, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._diary = diary
+
     def measure(self) -> tuple[Block, ...]:
         """Every block of every process, disturbed ones included. Parties: "candidate", "base", the rotation's."""
-        name, began = self.product.workload.name, time.monotonic()
+        name = self.product.workload.name
         if self.clock == "supervisor":
             self._spare_ns = request_ns(self.oracle, self.rotation.number, "eager")
         blocks: list[Block] = []
         try:
-            with self._tables() as (table, beside):
+            with contextlib.ExitStack() as stack:
+                with self._diary.phase("arenas"):
+                    table, beside = stack.enter_context(self._tables())
                 for process in range(self.pace.processes):
-                    left = self.pace.processes - process
-                    deadline = time.monotonic() + max(0.0, self.pace.budget_s - (time.monotonic() - began)) / left
-                    blocks += self._one_process(process, table, beside, deadline)
+                    blocks += self._one_process(process, table, beside)
+                    if process + 1 >= self.pace.fewest and settled(blocks, self._placement_ns):
+                        break
         except WorkerTimeout as error:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
         except (WorkerFailure, LaunchFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
         self.crowded |= crowded(blocks)
         return tuple(blocks)
+
+    @property
+    def _placement_ns(self) -> float:
+        return GPU_PLACEMENT_NS if self.device == "cuda" else 0.0
 
     @property
     def disturbance(self) -> str:
@@ -131,30 +213,37 @@ class Contest(Sitting):
                 return
             yield table, stack.enter_context(self._table(other.product, other.worker_of))
 
-    def _one_process(self, process: int, table: Table, beside: Table | None, deadline: float) -> list[Block]:
+    def _one_process(self, process: int, table: Table, beside: Table | None) -> list[Block]:
         with contextlib.ExitStack() as stack:
-            parties = self._seat(stack, table, beside, turned=bool(process % 2))
+            with self._diary.phase("starting workers"):
+                parties = self._seat(stack, table, beside, turned=bool(process % 2))
             for name in self.rotation.parties:
                 parties[name] = self._baseline(name)
-            for party in parties.values():
-                party.turn(self.pace.slice_ns / 4)  # warm-up: page faults, thread pools, clocks
-            blocks = self._race_blocks(process, parties, deadline)
+            with self._diary.phase("warming up"):
+                for party in parties.values():
+                    party.turn(self.pace.slice_ns / 4)  # page faults, thread pools, clocks
+            with self._diary.phase("blocks"):
+                deadline = time.monotonic() + self.pace.budget_s / self.pace.fewest
+                blocks = self._race_blocks(process, parties, deadline)
             if blocks and not self._writes_inputs():
-                self._check_timed_calls(process, table, parties, blocks)
+                with self._diary.phase("judging"):
+                    self._check_timed_calls(process, table, parties, blocks)
             return blocks
 
     def _seat(
         self, stack: contextlib.ExitStack, table: Table, beside: Table | None, *, turned: bool
     ) -> dict[str, Party]:
-        """A fresh worker for each, started in turn; the last one started is last in no other respect."""
-        parties: dict[str, Party] = {}
+        """A fresh worker for each, both started at once; ``turned``: the base's is asked for first."""
         seats = [("candidate", table), *([("base", beside)] if beside is not None else [])]
-        for name, place in reversed(seats) if turned else seats:
-            if name == "base":
-                parties[name] = _BaseParty(_base_s(lambda: stack.enter_context(self._seated(place))))  # noqa: B023
-            else:
-                parties[name] = stack.enter_context(self._seated(place))
-        return parties
+        seats = seats[::-1] if turned else seats
+        # Whatever becomes of the one, the other is closed, too.
+        own = {name: stack.enter_context(contextlib.ExitStack()) for name, _ in seats}
+        with ThreadPoolExecutor(len(seats)) as pool:
+            started = {name: pool.submit(own[name].enter_context, self._seated(place)) for name, place in seats}
+        parties: dict[str, Party] = {"candidate": started["candidate"].result()}
+        if "base" in started:
+            parties["base"] = _BaseParty(_base_s(started["base"].result))
+        return parties if not turned else dict(reversed(parties.items()))
 
     def _race_blocks(self, process: int, parties: dict[str, Party], deadline: float) -> list[Block]:
         blocks: list[Block] = []
@@ -165,15 +254,13 @@ class Contest(Sitting):
             foreign = load.share() if load is not None else 0.0
             block = block_of(process, sorted(measured, key=lambda pair: _PARTIES.index(pair[0])), foreign)
             blocks += [block] if block is not None else []
-            if len(blocks) >= _FEWEST_BLOCKS and time.monotonic() > deadline:
+            if count + 1 >= self.pace.min_blocks and time.monotonic() > deadline:
                 break
         return blocks
 
     def _check_timed_calls(
         self, process: int, table: Table, parties: Mapping[str, Party], blocks: Sequence[Block]
     ) -> None:
-        """As in any sitting, but once each: in other processes one changed element tells a kernel that rests."""
+        """As in any sitting, but once each: in a fresh process no kernel knows which one it is."""
         if process < 2:
             super()._check_timed_calls(process, table, parties, blocks)
-        else:
-            self._check_touched(table, parties["candidate"])
