@@ -106,6 +106,7 @@ class OracleClient:
         self._process: subprocess.Popen[bytes] | ForkedOracle | None = None
         self._socket: socket.socket | None = None
         self._log: IO[bytes] | None = None
+        self._ended = False
         self._hello: dict[str, Any] = {}
         self._variants: dict[tuple[str, ...], tuple[tuple[str, WorkloadFacts], ...]] = {}
 
@@ -116,6 +117,8 @@ class OracleClient:
         with self._lock:
             if self._process is not None:
                 return
+            if self._ended:
+                raise OracleError("the oracle was ended", expected="a run that goes on")
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             # The log stays open as long as the child lives.
             self._log = tempfile.TemporaryFile(prefix="cudaforge-oracle-")  # noqa: SIM115
@@ -175,6 +178,15 @@ class OracleClient:
             if self._log is not None:
                 self._log.close()
                 self._log = None
+
+    def end(self) -> None:
+        """End the child now and for good, also while another thread waits for its answer: that request and all later
+        ones raise OracleError."""
+        self._ended = True
+        process = self._process
+        if process is not None:
+            _signal_group(process.pid, signal.SIGKILL)
+        self.close()
 
     def __enter__(self) -> OracleClient:
         return self
