@@ -1,0 +1,102 @@
+"""Kernels that take as long as one likes: what the guard is tried on where nobody's kernel may be (``cudaforge
+calibrate``, benchmarks). One target, softsign, and a kernel that computes every element ``repeats`` times over.
+
+Reads and writes are volatile, so no compiler leaves a repetition out, and time grows with the repetitions: ``extra``
+of them is a slowdown of that share, less what a launch takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.records import Candidate, Target
+
+__all__ = ["YARDSTICKS", "Yardstick", "target_in"]
+
+_TARGET = '''"""What the guard is calibrated on."""
+
+import torch
+from pytest_cudaforge import forge_target
+
+
+@forge_target(inputs=lambda: [torch.randn({elements})])
+def softsign(x):
+    return torch.nn.functional.softsign(x)
+'''
+_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    n = x.numel()
+    launch("yardstick", {geometry}args=(x, y, n, {repeats}))
+    return y
+"""
+_CPP = """#include <cmath>
+
+void yardstick(const float* x, float* y, long long n, long long repeats) {
+    const volatile float* in = x;
+    volatile float* out = y;
+    #pragma omp parallel for
+    for (long long i = 0; i < n; ++i)
+        for (long long k = 0; k < repeats; ++k) {
+            const float v = in[i];
+            out[i] = v / (1.0f + std::fabs(v));
+        }
+}
+"""
+_CUDA = """__global__ void yardstick(const float* x, float* y, long long n, long long repeats) {
+    const volatile float* in = x;
+    volatile float* out = y;
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    for (long long k = 0; k < repeats; ++k) {
+        const float v = in[i];
+        out[i] = v / (1.0f + fabsf(v));
+    }
+}
+"""
+#: Floats of the target's input: few enough that drawing and judging them costs nothing.
+_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 20}
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """One length of call. ``name`` says about how long it takes on the machines it was tried on; what it takes here is
+    measured. ``sensitive``: long enough for a planted slowdown to pass the guard's absolute threshold."""
+
+    name: str
+    kind: str
+    repeats: int
+    sensitive: bool = True
+
+    def candidate(self, extra: float = 0.0) -> Candidate:
+        """The kernel with ``extra`` more work (0.05: 5 %, rounded up to whole repetitions)."""
+        repeats = self.repeats + -int(-self.repeats * extra // 1)
+        if self.kind == "cpu":
+            files = {"kernel.cpp": _CPP, "plan.py": _PLAN.format(geometry="", repeats=repeats)}
+            return Candidate.of("cpp", files)
+        geometry = "grid=((n + 255) // 256,), block=(256,), "
+        return Candidate.of("cuda", {"kernel.cu": _CUDA, "plan.py": _PLAN.format(geometry=geometry, repeats=repeats)})
+
+
+#: Short, middle and long calls. The GPU's shortest are below what a planted 5 % could be told by 1 us.
+YARDSTICKS: dict[str, tuple[Yardstick, ...]] = {
+    "cpu": (Yardstick("20us", "cpu", 5), Yardstick("100us", "cpu", 25), Yardstick("1ms", "cpu", 250)),
+    "cuda": (
+        Yardstick("5us", "cuda", 4, sensitive=False),
+        Yardstick("30us", "cuda", 40),
+        Yardstick("100us", "cuda", 140),
+        Yardstick("1ms", "cuda", 1400),
+        Yardstick("5ms", "cuda", 7000),
+    ),
+}
+
+
+def target_in(folder: Path, kind: str) -> Target:
+    """The yardsticks' target for "cpu" or "cuda", written into ``folder``, which has to outlive its use."""
+    path = folder / f"yardstick_{kind}.py"
+    path.write_text(_TARGET.format(elements=_ELEMENTS[kind]), encoding="utf-8")
+    return discover([path], folder).targets[0]
