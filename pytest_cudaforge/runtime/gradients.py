@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge.errors import PlanError
-from pytest_cudaforge.runtime.interpreter import Program
 from pytest_cudaforge.runtime.signature import Signature
-from pytest_cudaforge.runtime.values import describe
+
+if TYPE_CHECKING:
+    # Production reads this module's names in a first call that need not interpret anything.
+    from pytest_cudaforge.runtime.interpreter import Program
 
 __all__ = [
     "FUNCTION",
@@ -87,7 +89,7 @@ class BackwardCall:
         """What the function returned, under canonical keys and sorted. Raises PlanError naming the key that is off."""
         if not isinstance(result, dict):
             raise PlanError(
-                f"{FUNCTION}() returns {describe(result)}",
+                f"{FUNCTION}() returns {_described(result)}",
                 line=self._line,
                 expected='a dict of gradients by name, such as {"x": dx, "weight": dw}',
             )
@@ -97,7 +99,7 @@ class BackwardCall:
             if key is None or key in found:
                 problem = "a second gradient" if key is not None else "a gradient"
                 raise PlanError(
-                    f"{FUNCTION}() returns {problem} of {describe(name)}",
+                    f"{FUNCTION}() returns {problem} of {_described(name)}",
                     line=self._line,
                     expected=f"one each, by these names: {', '.join(list(self._keys)[:40])}",
                 )
@@ -116,6 +118,12 @@ class BackwardCall:
             if path.split(".")[:2] not in (["kw", OUTPUT], ["kw", GRADIENT]):
                 keys[_input_name(path, positional, rest)] = path
         return keys
+
+
+def _described(value: Any) -> str:
+    from pytest_cudaforge.runtime.values import describe
+
+    return describe(value)
 
 
 def _names(node: ast.FunctionDef) -> tuple[str, ...]:

@@ -7,14 +7,16 @@ only its owner can write.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_cudaforge import languages
-from pytest_cudaforge.errors import BuildFailure, ToolchainError
+from pytest_cudaforge.errors import BuildFailure, LaunchFailure, ToolchainError
 from pytest_cudaforge.languages.binary import Binary, Unit, units_of
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES, decode_binaries, find_binary
@@ -22,9 +24,9 @@ from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.runtime.calls import LoadedPlan, written_buffers
 from pytest_cudaforge.runtime.gradients import FUNCTION
 from pytest_cudaforge.runtime.manifest import Entry
+from pytest_cudaforge.runtime.ready import ReadyCache, ready_key
 from pytest_cudaforge.runtime.replay import load_program
 from pytest_cudaforge.runtime.signature import Signature
-from pytest_cudaforge.runtime.trace import trace
 
 __all__ = ["CACHE_VARIABLE", "Kernel", "LoadedKernel", "cache_directory"]
 
@@ -101,18 +103,24 @@ class Kernel:
         self._lock = threading.Lock()
 
     def _load(self, signature: Signature, device: str, function: str) -> LoadedKernel:
+        directory = cache_directory()
+        key = ready_key(self.entry, signature, function) if directory is not None else None
+        cache = ReadyCache(directory) if directory is not None else None
+        found = cache.get(key) if cache is not None and key is not None else None
+        if found is not None:
+            # What cannot be loaded here after all is made anew.
+            with contextlib.suppress(BuildFailure, LaunchFailure):
+                return _loaded(*found, device)
         traced = self._trace(signature, function)
-        arch = self.entry.arch
-        binaries = [self._build(unit, arch) for unit in units_of(traced)]
-        languages.check_arguments(traced, binaries)
-        main = load_program(traced.main, binaries, device)
-        prepare = None
-        if traced.prepare is not None:
-            program = load_program(traced.prepare, binaries, device)
-            prepare = LoadedPlan(traced.prepare, program, frozenset())
-        return LoadedKernel(LoadedPlan(traced.main, main, written_buffers(traced.main, binaries)), prepare)
+        binaries = [self._build(unit, self.entry.arch, directory) for unit in units_of(traced)]
+        loaded = _loaded(traced, binaries, device)
+        if cache is not None and key is not None:
+            cache.put(key, traced, binaries)
+        return loaded
 
     def _trace(self, signature: Signature, function: str) -> TracedPlan:
+        from pytest_cudaforge.runtime.trace import trace
+
         return trace(self._sources["plan.py"], signature, function=function)
 
     def _published(self, unit: Unit, arch: str) -> Binary:
@@ -126,12 +134,11 @@ class Kernel:
             )
         return found
 
-    def _build(self, unit: Unit, arch: str) -> Binary:
+    def _build(self, unit: Unit, arch: str, directory: Path | None) -> Binary:
         if self.entry.language in PUBLISHED_LANGUAGES:
             return self._published(unit, arch)
         language = languages.load(self.entry.language)
         source = self._sources[language.source_name]
-        directory = cache_directory()
         if directory is None:
             return language.compile(source, unit, arch)
         cache, key = BuildCache(directory), build_key(source, unit, language.fingerprint(arch), arch)
@@ -143,3 +150,14 @@ class Kernel:
         binary = language.compile(source, unit, arch)
         cache.put(key, binary)
         return binary
+
+
+def _loaded(traced: TracedPlan, binaries: Sequence[Binary], device: str) -> LoadedKernel:
+    """Raises BuildFailure, LaunchFailure."""
+    languages.check_arguments(traced, binaries)
+    main = load_program(traced.main, binaries, device)
+    prepare = None
+    if traced.prepare is not None:
+        program = load_program(traced.prepare, binaries, device)
+        prepare = LoadedPlan(traced.prepare, program, frozenset())
+    return LoadedKernel(LoadedPlan(traced.main, main, written_buffers(traced.main, binaries)), prepare)

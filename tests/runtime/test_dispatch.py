@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,24 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("CUDAFORGE_CACHE_DIR")
     if before is not None:
         os.environ["CUDAFORGE_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="module")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repo with a kernel, and below it the cache that one call left."""
+    root = tmp_path_factory.mktemp("warm")
+    before = os.environ.get("CUDAFORGE_CACHE_DIR", "")
+    os.environ["CUDAFORGE_CACHE_DIR"] = str(root / "cache")
+    model = with_rms(root).module.RMSNorm(64).eval()
+    apply(model)
+    assert ran(model, X) == "kernel"
+    os.environ["CUDAFORGE_CACHE_DIR"] = before
+    return root
+
+
+def import_layers(root: Path) -> Any:
+    (file,) = root.glob("layers_*.py")
+    return sys.modules[file.stem]
 
 
 def ran(module: Any, *args: Any, **kwargs: Any) -> str:
@@ -1198,18 +1217,62 @@ def test_a_second_process_compiles_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == files
 
 
-def test_a_corrupt_cache_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _truncated(path: Path, _: bytes) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _garbage(path: Path, _: bytes) -> None:
+    path.write_bytes(path.read_bytes()[:-7] + b"garbage")
+
+
+def _empty(path: Path, _: bytes) -> None:
+    path.write_bytes(b"")
+
+
+def _anothers(path: Path, other: bytes) -> None:
+    path.write_bytes(other)
+
+
+def _folder(path: Path, _: bytes) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [_truncated, _garbage, _empty, _anothers, _folder])
+def test_a_corrupt_cache_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_cache: Path, damage: Callable[[Path, bytes], None]
+) -> None:
     cache = tmp_path / "cache"
+    shutil.copytree(warm_cache / "cache", cache)
     monkeypatch.setenv("CUDAFORGE_CACHE_DIR", str(cache))
-    repo = with_rms(tmp_path)
-    first, second = repo.module.RMSNorm(64).eval(), repo.module.RMSNorm(64).eval()
-    apply(first)
-    assert ran(first, X) == "kernel"
+    files = sorted(path for path in cache.rglob("*") if path.is_file())
+    before = [path.read_bytes() for path in files]
+    assert len(files) == 2  # the binary, and plan and binary ready to load
+    for path, other in zip(files, reversed(before), strict=True):
+        damage(path, other)
+    model = import_layers(warm_cache).RMSNorm(64).eval()
+    apply(model, manifest=warm_cache / "forged")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if damage is _folder else "error")
+        assert ran(model, X) == "kernel"
+    if damage is not _folder:
+        assert [len(path.read_bytes()) for path in files] == [len(data) for data in before]
+
+
+def test_only_what_is_ready_to_load_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_cache: Path
+) -> None:
+    """Neither compiler nor interpreter: the binary's own entry is gone, and stays gone."""
+    cache = tmp_path / "cache"
+    shutil.copytree(warm_cache / "cache", cache)
+    monkeypatch.setenv("CUDAFORGE_CACHE_DIR", str(cache))
     for path in cache.rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:-7] + b"garbage")
-    apply(second)
-    assert ran(second, X) == "kernel"
+        if path.is_file() and b"CFCACHE1B" in path.read_bytes()[:9]:
+            path.unlink()
+    model = import_layers(warm_cache).RMSNorm(64).eval()
+    apply(model, manifest=warm_cache / "forged")
+    assert ran(model, X) == "kernel"
+    assert len([path for path in cache.rglob("*") if path.is_file()]) == 1
 
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
