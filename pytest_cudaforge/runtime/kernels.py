@@ -112,7 +112,7 @@ class Kernel:
             with contextlib.suppress(BuildFailure, LaunchFailure):
                 return _loaded(*found, device)
         traced = self._trace(signature, function)
-        binaries = [self._build(unit, self.entry.arch, directory) for unit in units_of(traced)]
+        binaries = [self._build(unit, self.entry.arch) for unit in units_of(traced)]
         loaded = _loaded(traced, binaries, device)
         if cache is not None and key is not None:
             cache.put(key, traced, binaries)
@@ -134,11 +134,12 @@ class Kernel:
             )
         return found
 
-    def _build(self, unit: Unit, arch: str, directory: Path | None) -> Binary:
+    def _build(self, unit: Unit, arch: str) -> Binary:
         if self.entry.language in PUBLISHED_LANGUAGES:
             return self._published(unit, arch)
         language = languages.load(self.entry.language)
         source = self._sources[language.source_name]
+        directory = cache_directory()
         if directory is None:
             return language.compile(source, unit, arch)
         cache, key = BuildCache(directory), build_key(source, unit, language.fingerprint(arch), arch)
