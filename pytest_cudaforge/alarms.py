@@ -72,13 +72,13 @@ class Alarm:
 class _Past:
     """Earlier measurements by what is followed, oldest first, one of each run (its last: a confirmation)."""
 
-    by_series: Mapping[tuple[str, str, str], Sequence[Measurement]] = field(default_factory=dict)
+    by_series: Mapping[tuple[str, str, str, str], Sequence[Measurement]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, history: Iterable[Measurement], now: Sequence[Measurement]) -> _Past:
         running = {measurement.run.id for measurement in now}
         wanted = {measurement.series for measurement in now}
-        found: dict[tuple[str, str, str], dict[str, Measurement]] = defaultdict(dict)
+        found: dict[tuple[str, str, str, str], dict[str, Measurement]] = defaultdict(dict)
         for measurement in sorted(history, key=lambda each: each.run.time):
             if measurement.series in wanted and measurement.run.id not in running and not measurement.disturbed:
                 found[measurement.series][measurement.run.id] = measurement
@@ -180,7 +180,7 @@ class _Reference:
     @property
     def text(self) -> str:
         return (
-            f"{self.party} of {_name(self.measurement)} by {self.slower:.0%} ({_ns(self.median_ns)} in the median of "
+            f"{self.party} of {self.measurement.name} by {self.slower:.0%} ({_ns(self.median_ns)} in the median of "
             f"its last {len(self.past)} runs, now {_ns(self.now_ns)})"
         )
 
@@ -261,7 +261,7 @@ def _toolchain_alarm(past: _Past, now: Measurement, reference: str, ratio: Ratio
     was = statistics.median([one.speedup(reference).speedup for one in same])  # type: ignore[union-attr]
     changed = ", ".join(now.run.machine.toolchain.changes(before))
     text = (
-        f"{_name(now)}: the kernel did not change ({now.kernel[:12]}), the toolchain did ({changed}), and it is slower "
+        f"{now.name}: the kernel did not change ({now.kernel[:12]}), the toolchain did ({changed}), and it is slower "
         f"than {reference} now: {was:.2f}× before ({_counted(len(same), 'run')}, the last {_when(fast[-1].run)}), "
         f"{ratio.speedup:.2f}× now (99 %: {ratio.low:.2f}–{ratio.high:.2f}); kernel {_moved(same, now, 'candidate')}, "
         f"{reference} {_moved(same, now, reference)}"
@@ -339,7 +339,7 @@ def _drift_alarm(now: Measurement, window: Sequence[Measurement], times: Sequenc
     kernels = len({one.kernel for one in window})
     against = " and ".join(now.references)
     text = (
-        f"{_name(now)} crept up by {last / first - 1.0:.0%} over {len(window)} runs and {_counted(kernels, 'version')}"
+        f"{now.name} crept up by {last / first - 1.0:.0%} over {len(window)} runs and {_counted(kernels, 'version')}"
         f", {_ns(first)} → {_ns(last)} (medians of the first and the last third; slope of Theil and Sen, trend test of "
         f"Mann and Kendall), and no single run was a regression; "
         + (f"{against} did not" if against else "there is no reference beside it, so that it may be the runner")
@@ -353,11 +353,6 @@ def _drift_alarm(now: Measurement, window: Sequence[Measurement], times: Sequenc
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
-
-
-def _name(measurement: Measurement) -> str:
-    what = ", backward" if measurement.what == "backward" else ""
-    return f"{measurement.target} [{measurement.workload}{what}]"
 
 
 def _ns(time_ns: float) -> str:

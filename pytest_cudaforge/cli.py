@@ -1,4 +1,4 @@
-"""``cudaforge evaluate | profile | lint | list | doctor | skill``: the evaluator by hand, for a person or an agent.
+"""``cudaforge evaluate | profile | lint | list | history | doctor | skill``: the evaluator by hand, by people or agents.
 
 Exit status: 0 for ``PASSED`` (or nothing wrong), 1 for any other verdict, 2 for a usage or situation error.
 The JSON documents of ``evaluate``, ``profile`` and ``lint`` are stable contracts; see :func:`evaluation_document`,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_cudaforge.config import ForgeConfig
     from pytest_cudaforge.discovery import Discovery
     from pytest_cudaforge.evaluation.evaluator import Evaluator
+    from pytest_cudaforge.history import History
     from pytest_cudaforge.records import Candidate, Evaluation, LintFinding, Target
 
 __all__ = [
@@ -93,6 +94,23 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("paths", nargs="*", type=Path, help="files and folders (default: forge_paths, or here)")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
+
+    history = commands.add_parser("history", help="show what the guard measured over time, and what is alarming in it")
+    history.add_argument("file", nargs="?", type=Path, help="JSON lines (default: `history` of cudaforge.yaml)")
+    history.add_argument("--target", default="", metavar="T", help="only targets whose id holds this text")
+    history.add_argument("--json", action="store_true", help="as JSON")
+    history.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
+    history.add_argument(
+        "--export",
+        nargs=2,
+        metavar=("FORMAT", "FILE"),
+        help="write the newest figures; FORMAT: github-action-benchmark",
+    )
+    history.add_argument(
+        "--merge", action="append", type=Path, default=[], metavar="FILE", help="first add the lines of this history"
+    )
+    history.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
+    history.set_defaults(run=_history)
 
     doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="as JSON")
@@ -481,6 +499,57 @@ def _list(arguments: argparse.Namespace) -> int:
         if not found.targets and not found.problems:
             print(f"no targets in {found.files} Python files; mark one with @forge_target", file=sys.stderr)
     return 1 if found.problems else 0
+
+
+# -- history ---------------------------------------------------------------------------------------------------
+
+_EXPORTS = ("github-action-benchmark",)
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge import history
+    from pytest_cudaforge.config import load
+    from pytest_cudaforge.report import history_rows, history_text
+
+    config = load({"config": arguments.config}, root=root_of(Path.cwd()), start=Path.cwd(), environ=os.environ)
+    path = arguments.file or config.history
+    if arguments.export and arguments.export[0] not in _EXPORTS:
+        raise UsageError(f"--export: no format {arguments.export[0]!r}", expected=", ".join(_EXPORTS))
+    if arguments.merge:
+        came = history.merge(path, arguments.merge, max_bytes=int(config.history_mb * 2**20))
+        print(f"{came} line{'' if came == 1 else 's'} came into {path}", file=sys.stderr)
+    if arguments.file is not None and not path.is_file():
+        raise UsageError(f"there is no history {path}", expected="a file that pytest --forge-guard appended to")
+    found = history.read(path)
+    _write_history(arguments, found)
+    kept = [one for one in found.measurements if arguments.target in one.target]
+    alarms = history_rows.last_alarms(kept)
+    if arguments.json:
+        rows = history_rows.series_rows(kept)
+        document = history_rows.document(rows, alarms, found.notes)
+        print(json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False))
+        return 0
+    rows = history_rows.series_rows(kept, most=history_text.MOST_RUNS)
+    if not rows:
+        of = f" of targets named {arguments.target}" if arguments.target else ""
+        print(f"no measurements{of} in {path}; pytest --forge-guard appends them", file=sys.stderr)
+    if told := history_text.text(rows, alarms, found.notes):
+        print(told)
+    return 0
+
+
+def _write_history(arguments: argparse.Namespace, found: History) -> None:
+    """The files that were asked for. Raises ``UsageError`` for one that cannot be written."""
+    from pytest_cudaforge.report import files, github_benchmark, history_page, history_rows
+
+    kept = [one for one in found.measurements if arguments.target in one.target]
+    if arguments.html is not None:
+        rows, alarms = history_rows.series_rows(kept), history_rows.last_alarms(kept)
+        files.write(arguments.html, history_page.page(rows, alarms, found.notes), "--html")
+    if arguments.export:
+        if not history_rows.last_runs(kept):
+            raise UsageError("--export: there is no measurement to write", expected="a history with one at least")
+        files.write(Path(arguments.export[1]), github_benchmark.render(kept), "--export")
 
 
 # -- doctor ----------------------------------------------------------------------------------------------------

@@ -75,9 +75,14 @@ class Measurement:
     disturbed: str = ""
 
     @property
-    def series(self) -> tuple[str, str, str]:
-        """What is followed over time: target, workload, forward or backward."""
-        return (self.target, self.workload, self.what)
+    def series(self) -> tuple[str, str, str, str]:
+        """What is followed over time, machine by machine: target, language, workload, forward or backward."""
+        return (self.target, self.language, self.workload, self.what)
+
+    @property
+    def name(self) -> str:
+        """``layers.py::RMSNorm [w0]``, followed by ``backward`` where it is that."""
+        return f"{self.target} [{self.workload}]" + (" backward" if self.what == "backward" else "")
 
     @property
     def references(self) -> tuple[str, ...]:
