@@ -1,4 +1,4 @@
-"""``cudaforge evaluate | profile | lint | list | history | doctor | skill``: the evaluator by hand, by people or agents.
+"""``cudaforge evaluate | profile | lint | list | history | doctor | skill``: the evaluator, for people and agents.
 
 Exit status: 0 for ``PASSED`` (or nothing wrong), 1 for any other verdict, 2 for a usage or situation error.
 The JSON documents of ``evaluate``, ``profile`` and ``lint`` are stable contracts; see :func:`evaluation_document`,
