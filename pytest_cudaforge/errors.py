@@ -4,6 +4,7 @@ ForgeError                      anything below; its message says what, what was 
 ├── UsageError                  the caller asked for something that cannot be (exit status 2)
 │   ├── ConfigError             cudaforge.yaml, environment or option is wrong
 │   └── TargetError             this target cannot be forged: inputs raise, the reference fails, ...
+│       └── StaleEntry          a kernel's target, workload or torch is not the one it was verified with
 ├── SituationError              the machine or a service is not as needed (exit status 2)
 │   ├── ToolchainError          no compiler, NVRTC or header
 │   ├── DeviceError             no device, device lost or unhealthy
@@ -48,6 +49,7 @@ __all__ = [
     "ReplyPending",
     "SandboxError",
     "SituationError",
+    "StaleEntry",
     "StoreError",
     "TargetError",
     "ToolchainError",
@@ -82,6 +84,9 @@ class ConfigError(UsageError): ...
 
 
 class TargetError(UsageError): ...
+
+
+class StaleEntry(TargetError): ...
 
 
 class SituationError(ForgeError): ...

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_cudaforge.case_run import CaseRun
     from pytest_cudaforge.discovery import Problem
     from pytest_cudaforge.forging import ForgeRun
+    from pytest_cudaforge.kernel_cases import Case
     from pytest_cudaforge.records import Target, Trace
     from pytest_cudaforge.runtime.manifest import Entry
 
@@ -157,6 +159,10 @@ def verdict_of(traces: Sequence[Trace], *, strict: bool) -> Literal["passed", "f
 
 # -- plain pytest: the cases of forged kernels -----------------------------------------------------------------
 
+STRICT = "--forge-strict: what cannot be verified fails"
+#: The plugin that is registered under --forge-guard (guarding.py) and makes the items of kernels then.
+GUARD_PLUGIN = "cudaforge-guard"
+
 
 class ForgedFolder(pytest.Directory):
     """The folder with ``manifest.json``, or a folder below it; nothing in it is collected but the entries."""
@@ -209,29 +215,72 @@ class KernelFile(pytest.File):
         self.manifest, self.entry = manifest, entry
 
     def collect(self) -> Iterator[pytest.Item]:
-        yield CaseItem.from_parent(self, name="case", manifest=self.manifest, entry=self.entry)
+        from pytest_cudaforge.case_run import CaseRun
+        from pytest_cudaforge.kernel_cases import Case
+
+        if not self.entry.workloads:
+            raise self.CollectError(
+                f"{self.manifest}: the entry of {self.entry.target} names no workloads; forge it again"
+            )
+        guard = self.config.pluginmanager.get_plugin(GUARD_PLUGIN)
+        if guard is not None:
+            yield from guard.items_of(self)
+            return
+        run = CaseRun.of(self.config)
+        for workload in self.entry.workloads:
+            case = Case(self.manifest, self.entry, workload)
+            yield CaseItem.from_parent(self, name=f"case[{workload.name}]", run=run, case=case)
 
 
 class CaseItem(ReportedItem):
-    """Is this kernel still right? Correctness only, in sandboxed children; no clock, no LLM."""
+    """Is this kernel still right on this workload? Correctness only, in sandboxed children; no clock, no LLM."""
 
-    def __init__(self, *, manifest: Path, entry: Entry, **rest: Any) -> None:
+    def __init__(self, *, run: CaseRun, case: Case, **rest: Any) -> None:
         super().__init__(**rest)
-        self.manifest, self.entry = manifest, entry
+        self.run, self.case = run, case
         self.add_marker(pytest.mark.cudaforge)
+        entry = case.entry
+        self.extra_keyword_matches |= {entry.qualname, entry.language, entry.arch}
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, 0, f"{self.entry.target} ({self.entry.language}, {self.entry.arch})"
+        entry = self.case.entry
+        return self.path, 0, f"{entry.target} ({entry.language}, {entry.arch}) {self.name}"
 
     def runtest(self) -> None:
-        from pytest_cudaforge.kernel_cases import check_case
-
-        evaluation = check_case(self.config, self.manifest, self.entry)
-        self.user_properties.append(("status", evaluation.status.value))
-        self.user_properties.append(("isolation", evaluation.isolation.grade))
         from pytest_cudaforge.display import evaluation_text
+        from pytest_cudaforge.errors import StaleEntry
+        from pytest_cudaforge.kernel_cases import NotHere
 
+        entry = self.case.entry
+        self.user_properties += [("target", entry.target), ("workload", self.case.workload.name)]
+        self.user_properties += [("language", entry.language), ("arch", entry.arch)]
+        try:
+            verdict = self.run.verdict(self)
+        except StaleEntry as stale:
+            self._unverified("stale", str(stale))
+        except NotHere as reason:
+            self._unverified("not here", str(reason))
+        evaluation = verdict.evaluation
+        self.user_properties += [("status", evaluation.status.value), ("isolation", evaluation.isolation.grade)]
         text = evaluation_text(evaluation)
         self.add_report_section("call", "forge", text)
         if not evaluation.passed:
             raise ItemFailure(text)
+        if verdict.wider:
+            raise ItemFailure(f"{verdict.wider}\n{text}")
+        if verdict.unlisted:
+            self._tell_of(verdict.unlisted)
+
+    def _unverified(self, status: str, reason: str) -> NoReturn:
+        self.user_properties.append(("status", status))
+        if self.config.getoption("forge_strict"):
+            raise ItemFailure(f"{reason}\n{STRICT}")
+        skip(reason)
+
+    def _tell_of(self, unlisted: Sequence[str]) -> None:
+        """Workloads that came after the kernel: production keeps the reference for them."""
+        names = ", ".join(map(repr, unlisted))
+        reason = f"{self.case.entry.target}: its kernel has no verdict on {names}; forge again (pytest --forge)"
+        if self.config.getoption("forge_strict"):
+            raise ItemFailure(f"{reason}\n{STRICT}")
+        self.warn(pytest.PytestWarning(reason))

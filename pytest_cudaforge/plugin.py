@@ -42,7 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--forge-profile", metavar="WHEN", help="profile for the Judge: auto (a live one), always or never")
     group.addoption("--forge-max-usd", metavar="USD", help="stop cleanly at this cost, all targets together")
     group.addoption("--forge-max-minutes", metavar="MIN", help="stop cleanly after this time, all targets together")
-    group.addoption("--forge-strict", action="store_true", help="a target that got no new kernel fails")
+    group.addoption(
+        "--forge-strict",
+        action="store_true",
+        help="a target that got no new kernel fails, and so does a case that cannot be verified here",
+    )
     parser.addini("forge_paths", "files and folders that --forge scans when no path is given", type="paths")
     parser.addini("forge_cases", "run the cases of forged kernels when no path is given", type="bool", default=False)
     parser.addini("forge_dir", "folder of the forged kernels, below rootdir (default: forged)", default="")

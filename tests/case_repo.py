@@ -1,0 +1,117 @@
+"""A repo whose committed kernels are in every state that an ordinary run may find them in."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import Guard, Target
+from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest
+
+HEAD = """\
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+"""
+TARGET = """
+
+@forge_target(inputs=lambda: [torch.randn(4, 64)]{more})
+class {name}(nn.Module):
+    def forward(self, x):
+        return x * 2.0 + 1.0
+"""
+WIDE = ', workloads={"wide": lambda: [torch.randn(2, 128)]}'
+PLAN = """\
+from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x):
+    y = empty(x.shape, x.dtype)
+    launch("affine", args=(x, y, x.numel()), constants={"COLS": x.shape[-1]})
+    return y
+"""
+KERNEL = """\
+extern "C" void affine(const float* __restrict__ x, float* __restrict__ y, long long count) {
+  for (long long i = 0; i < count; ++i) y[i] = x[i] * 2.0f + 1.0f;
+}
+"""
+#: The kernel bakes the row's length in, and was probed for nothing else.
+DRAWN = Guard(contiguous_only=True, align_bytes=16, drawn_shapes_only=True)
+STATES = (
+    *("Fine", "Changed", "Gone", "Moved", "Tampered", "Missing", "OldTorch"),
+    *("Elsewhere", "Renamed", "Redrawn", "Grown", "Wider", "Wrong"),
+)
+#: Says at the end of a run whether its process had any children.
+CONFTEST = """
+import resource
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        print("CHILDREN", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def workload(name: str, *shape: int) -> EntryWorkload:
+    return EntryWorkload(name, (("0", TensorSpec(shape, "float32", (shape[-1], 1))),))
+
+
+def targets(folder: Path, *names: str, wide: tuple[str, ...] = ()) -> dict[str, Target]:
+    """Write ``layers.py`` with so many targets, all alike; those of ``wide`` have a second workload."""
+    texts = [TARGET.format(name=name, more=WIDE if name in wide else "") for name in names]
+    (folder / "layers.py").write_text(HEAD + "".join(texts), encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_own.py").write_text("def test_own(): pass\n")
+    return {target.qualname: target for target in discover([folder / "layers.py"], folder).targets}
+
+
+def entry(folder: Path, target: Target, *, kernel: str = KERNEL, names: tuple[str, ...] = ("default",)) -> Entry:
+    """Commit a kernel for a target, as publishing would after a verdict."""
+    place = folder / "forged" / target.qualname / "cpu"
+    place.mkdir(parents=True)
+    files = {"kernel.cpp": kernel, "plan.py": PLAN}
+    for name, text in files.items():
+        (place / name).write_text(text, encoding="utf-8")
+    shapes = {"default": (4, 64), "wide": (2, 128)}
+    return Entry(
+        target=target.id,
+        import_name=target.module_name,
+        qualname=target.qualname,
+        kind=target.kind,
+        path=target.path,
+        source_digest=target.digest,
+        language="cpp",
+        arch="cpu",
+        directory=f"{target.qualname}/cpu",
+        files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in files.items()),
+        guard=DRAWN,
+        workloads=tuple(workload(name, *shapes[name]) for name in names),
+        torch="",
+        device="cpu",
+        precision="fp32",
+        mode="eval",
+    )
+
+
+def write(folder: Path) -> None:
+    """One kernel in each state; its target's name says which."""
+    known = targets(folder, *STATES, wide=("Fine", "Grown"))
+    made = {name: entry(folder, target) for name, target in known.items() if name not in ("Fine", "Wrong")}
+    made["Fine"] = entry(folder, known["Fine"], names=("default", "wide"))
+    made["Wrong"] = entry(folder, known["Wrong"], kernel=KERNEL.replace("1.0f", "1.001f"))
+    changes: dict[str, dict[str, object]] = {
+        "Changed": {"source_digest": "0" * 64},
+        "Gone": {"target": "layers.py::Vanished", "qualname": "Vanished"},
+        "Moved": {"target": "old.py::Moved", "path": "old.py"},
+        "OldTorch": {"torch": "1.13.1+cpu"},
+        "Elsewhere": {"arch": "sm_42", "language": "cuda"},
+        "Renamed": {"workloads": (workload("narrow", 4, 64),)},
+        "Redrawn": {"workloads": (workload("default", 4, 32),)},
+        "Wider": {"guard": replace(DRAWN, drawn_shapes_only=False)},
+    }
+    entries = [replace(made[name], **changes.get(name, {})) for name in STATES]  # type: ignore[arg-type]
+    Manifest(tuple(entries)).write(folder / "forged" / "manifest.json")
+    (folder / "forged" / "Tampered" / "cpu" / "kernel.cpp").write_text(KERNEL + "// harmless\n")
+    (folder / "forged" / "Missing" / "cpu" / "kernel.cpp").unlink()
