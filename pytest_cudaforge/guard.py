@@ -1,17 +1,6 @@
 """Is it slower? The guard's decision, from the blocks of a race. Pure: no clock, no process, standard library only.
 
-**The unit is the process.** Blocks of one process share its pages, the placement of its threads and its place in the
-device's memory; they are autocorrelated, and however many there are they say nothing of the next process (Kalibera and
-Jones, *Rigorous benchmarking in reasonable time*, ISMM 2013: repeat at the highest level that varies). So each process
-of a race gives one value, the median of its paired log-ratios (a drift cancels within a block, which measures every
-party forward and backward), and the interval is Student's t of these values. A bootstrap over two to four processes is
-too narrow: it cannot draw a process that was not there, and its tails are normal at best.
-
-**Few processes, so borrow.** With three processes t's quantile is 9.9, and their spread may be small by luck. What is
-known beforehand of processes of this runner enters as so many further degrees of freedom (the moderated t of Smyth,
-*Linear models and empirical Bayes methods*, 2004): the variance is ``(d0 s0^2 + (n - 1) s^2) / (d0 + n - 1)`` with
-``d0 + n - 1`` degrees, where ``s0`` is the placement noise of :class:`Thresholds` (``cudaforge calibrate`` measures it)
-and the blocks' own. One process out of step widens the interval and never narrows it.
+How much, and how sure, is reckoned in :mod:`pytest_cudaforge.evaluation.comparison`: over fresh processes.
 
 **Many questions.** A run asks hundreds. A regression needs the whole interval beyond the noise margin, a slowdown
 worth a developer's time, and the same answer from an independent sitting: the tails multiply, (0.5 %)^2 for each
@@ -20,14 +9,13 @@ question even where margin and thresholds were nothing.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_cudaforge.distributions import student_t
-from pytest_cudaforge.evaluation.timing import Block, quiet_blocks, steady_blocks
+from pytest_cudaforge.evaluation import comparison
+from pytest_cudaforge.evaluation.comparison import Placement
+from pytest_cudaforge.evaluation.timing import Block
 from pytest_cudaforge.records import Race, Ratio
 
 __all__ = [
@@ -40,20 +28,18 @@ __all__ = [
     "assess",
     "confirm",
     "describe",
-    "process_ratios",
+    "process_values",
     "suspects",
+    "usual",
 ]
 
 #: What a kernel is held against: its version at the merge base, its reference in eager mode or compiled.
 Question = Literal["base", "eager", "compile"]
 GuardOutcome = Literal["pass", "regression", "inconclusive"]
 
-CONFIDENCE = 0.99
 _REFERENCES: tuple[Question, ...] = ("eager", "compile")
 #: One process cannot differ from another.
 FEWEST_PROCESSES = 2
-#: Variance of a median over that of a mean, of normal values.
-_MEDIAN_VARIANCE = math.pi / 2.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +59,15 @@ class Thresholds:
     placement_ns: float = 120.0
     placement: float = 0.0005
     prior_degrees: float = 4.0
+
+    @property
+    def known(self) -> Placement:
+        return Placement(self.placement_ns, self.placement, self.prior_degrees)
+
+
+def usual(kind: str) -> Thresholds:
+    """On a runner of ``kind`` ("cpu", "cuda") that nobody calibrated."""
+    return Thresholds() if kind == "cuda" else Thresholds(noise=0.02, placement=0.01)
 
 
 @dataclass(frozen=True)
@@ -186,14 +181,12 @@ def _confirmed(first: Finding, second: Finding | None) -> Finding:
 
 
 def _usable(race: Race) -> tuple[Block, ...]:
-    """Without blocks that foreign load disturbed, and without those that are far off in their process."""
-    blocks = [Block(block.process, block.ns, block.foreign) for block in race.blocks]
-    return steady_blocks(quiet_blocks(blocks))
+    return comparison.usable([Block(block.process, block.ns, block.foreign) for block in race.blocks], race.clock)
 
 
 def _against_base(race: Race, blocks: Sequence[Block], thresholds: Thresholds) -> Finding:
-    slowdown, processes = ratio(blocks, "candidate", "base", thresholds)
-    candidate_ns, base_ns = _median_ns(blocks, "candidate"), _median_ns(blocks, "base")
+    slowdown, processes = comparison.compare(blocks, "candidate", "base", race.clock, thresholds.known)
+    candidate_ns, base_ns = (comparison.typical_ns(blocks, party, race.clock) for party in ("candidate", "base"))
     finding = Finding(
         question="base",
         workload=race.workload,
@@ -212,8 +205,8 @@ def _against_reference(
     race: Race, blocks: Sequence[Block], question: Question, promises: Promises, thresholds: Thresholds
 ) -> Finding:
     """Slower than promised, beyond the margin? Slower than the reference itself? The worse answer is the finding."""
-    speedup, processes = ratio(blocks, question, "candidate", thresholds)
-    candidate_ns, reference_ns = _median_ns(blocks, "candidate"), _median_ns(blocks, question)
+    speedup, processes = comparison.compare(blocks, question, "candidate", race.clock, thresholds.known)
+    candidate_ns, reference_ns = (comparison.typical_ns(blocks, party, race.clock) for party in ("candidate", question))
     promised = None if promises.incomparable else promises.of_question(question)
     expected_ns = reference_ns / (promised if promised is not None else 1.0)
     behind = _inverse(speedup, promised if promised is not None else 1.0)
@@ -283,58 +276,20 @@ def _calm(race: Race, finding: Finding) -> Finding:
     return replace(finding, outcome="inconclusive", below_reference=False, advice="", text=text)
 
 
-# -- statistics ------------------------------------------------------------------------------------------------
+# -- the arithmetic of it --------------------------------------------------------------------------------------
 
 
-def process_ratios(blocks: Sequence[Block], over: str, under: str) -> dict[int, list[float]]:
-    """Log of ``over`` / ``under``, block by block, of each process."""
-    found: dict[int, list[float]] = {}
-    for block in blocks:
-        found.setdefault(block.process, []).append(math.log(block.of(over) / block.of(under)))
-    return found
-
-
-def ratio(blocks: Sequence[Block], over: str, under: str, thresholds: Thresholds) -> tuple[Ratio, int]:
-    """``over``'s time / ``under``'s with its 99 % interval, and the number of processes it rests on.
-
-    Moderated t of the processes' medians; see the module. References run in one process (the oracle's) all along:
-    what their placement is off by no number of workers can average out, so it widens the interval undivided.
-    """
-    groups = list(process_ratios(blocks, over, under).values())
-    values = [statistics.median(group) for group in groups]
-    center, count = statistics.fmean(values), len(values)
-    shared, placed = 0.0, 0.0
-    for party in (over, under):
-        variance = thresholds.placement**2 + (thresholds.placement_ns / _median_ns(blocks, party)) ** 2
-        if party in _REFERENCES:
-            shared += variance
-        else:
-            placed += variance
-    within = statistics.fmean(_median_variance(group) for group in groups)
-    degrees = thresholds.prior_degrees + count - 1
-    spread = (thresholds.prior_degrees * (placed + within) + (count - 1) * _variance(values)) / degrees
-    quantile = student_t((1.0 + CONFIDENCE) / 2.0, degrees)
-    half = quantile * math.sqrt(spread / count + shared)
-    return Ratio(math.exp(center), math.exp(center - half), math.exp(center + half), CONFIDENCE), count
-
-
-def _variance(values: Sequence[float]) -> float:
-    return statistics.variance(values) if len(values) > 1 else 0.0
-
-
-def _median_variance(group: Sequence[float]) -> float:
-    """Of the median of a process's blocks, as if they were independent; where they are not, the processes' spread
-    has it."""
-    return _MEDIAN_VARIANCE * _variance(group) / len(group)
+def process_values(race: Race) -> list[float]:
+    """Log of candidate / base of each process of a race by itself; empty without both."""
+    blocks = _usable(race)
+    if not blocks or not {"candidate", "base"} <= set(blocks[0].parties):
+        return []
+    return comparison.process_values(blocks, "candidate", "base", race.clock)
 
 
 def _inverse(speedup: Ratio, promised: float) -> Ratio:
     """How many times longer than promised, from how many times faster than the reference."""
     return Ratio(promised / speedup.speedup, promised / speedup.high, promised / speedup.low, speedup.confidence)
-
-
-def _median_ns(blocks: Sequence[Block], party: str) -> float:
-    return statistics.median(block.of(party) for block in blocks)
 
 
 # -- in words --------------------------------------------------------------------------------------------------
