@@ -42,6 +42,7 @@ __all__ = [
     "Trial",
     "calibrate",
     "document",
+    "line",
     "load",
     "resample",
     "store",
@@ -223,6 +224,19 @@ def told(calibration: Calibration) -> str:
     lines.append(f"decisions on:     {', '.join(calibration.days) or 'no day'}; {_seconds(calibration.trials)}")
     lines.append(_judgement(calibration))
     return "\n".join(lines)
+
+
+def line(trial: Trial) -> str:
+    """One decision, as it was made."""
+    values = _process_values(trial)
+    apart = f"{100 * math.expm1(statistics.fmean(values)):+.1f} %" if values else "nothing"
+    asked = f"{100 * trial.planted:g} % more work" if trial.planted else "nothing changed"
+    sittings = f"{len(trial.sittings)} sitting{'s' if len(trial.sittings) > 1 else ''}"
+    note = f"; {trial.disturbed}" if trial.disturbed else ""
+    return (
+        f"{guard.duration(trial.call_ns):>8} a call, {asked:>15}: {trial.outcome:12} "
+        f"measured {apart}, {sittings}, {trial.seconds:.1f} s{note}"
+    )
 
 
 def _range(count: int, trials: int) -> str:

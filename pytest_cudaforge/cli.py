@@ -1,4 +1,4 @@
-"""``cudaforge evaluate | profile | lint | list | history | doctor | skill``: the evaluator, for people and agents.
+"""``cudaforge evaluate | profile | lint | list | calibrate | history | doctor | skill``: for people and agents.
 
 Exit status: 0 for ``PASSED`` (or nothing wrong), 1 for any other verdict, 2 for a usage or situation error.
 The JSON documents of ``evaluate``, ``profile`` and ``lint`` are stable contracts; see :func:`evaluation_document`,
@@ -94,6 +94,16 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("paths", nargs="*", type=Path, help="files and folders (default: forge_paths, or here)")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(run=_list)
+
+    calibrate = commands.add_parser("calibrate", help="try the guard on this runner: false alarms, and what it misses")
+    calibrate.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    calibrate.add_argument(
+        "--minutes", type=float, default=3.0, metavar="M", help="about how long (default 3); runs add up"
+    )
+    calibrate.add_argument("--afresh", action="store_true", help="forget what earlier runs found on this machine")
+    calibrate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON; - for stdout")
+    calibrate.add_argument("--config", type=Path, metavar="FILE", help="cudaforge.yaml to read")
+    calibrate.set_defaults(run=_calibrate, isolation=None, allow=[])
 
     history = commands.add_parser("history", help="show what the guard measured over time, and what is alarming in it")
     history.add_argument("file", nargs="?", type=Path, help="JSON lines (default: `history` of cudaforge.yaml)")
@@ -499,6 +509,30 @@ def _list(arguments: argparse.Namespace) -> int:
         if not found.targets and not found.problems:
             print(f"no targets in {found.files} Python files; mark one with @forge_target", file=sys.stderr)
     return 1 if found.problems else 0
+
+
+# -- calibrate -------------------------------------------------------------------------------------------------
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from pytest_cudaforge import calibration
+    from pytest_cudaforge.wiring import cache_dir, open_evaluator
+
+    if not 0 < arguments.minutes < 24 * 60:
+        raise UsageError(f"--minutes {arguments.minutes:g}", expected="more than 0 and less than a day")
+    if arguments.json is not None and arguments.json != Path("-"):
+        _check_writable(arguments.json)
+    place, quiet = cache_dir(os.environ), arguments.json == Path("-")
+    with open_evaluator(_settings(arguments, root_of(Path.cwd()))) as evaluator:
+        found = calibration.calibrate(
+            evaluator,
+            minutes=arguments.minutes,
+            earlier=None if arguments.afresh else calibration.load(evaluator.device, place),
+            on_trial=lambda trial: None if quiet else print(calibration.line(trial), flush=True),
+        )
+    file = calibration.store(found, place)
+    _tell(arguments, f"{calibration.told(found)}\nkept in {file}", calibration.document(found))
+    return 0 if found.fit else 1
 
 
 # -- history ---------------------------------------------------------------------------------------------------
