@@ -993,7 +993,8 @@ class _Attempt:
                     diary.notes.append(_NO_BASE.format("does not run", error))
                     base, contest = None, self._contest(entrant, None, rotation, pace, diary)
                     blocks = contest.measure()
-            if not contest.disturbance or attempt:
+            # On a CPU a contest waits for quiet moments by itself.
+            if not contest.disturbance or attempt or host.kind == "cpu":
                 break
             with diary.phase("waiting for quiet"):
                 wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN, host.load)

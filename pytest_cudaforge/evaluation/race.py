@@ -20,9 +20,11 @@ from typing import Any, Literal, TypeVar
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.parties import Party, request_ns
+from pytest_cudaforge.evaluation.pressure import ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sitting import Pace, Sitting, Table
 from pytest_cudaforge.evaluation.timing import (
+    FOREIGN,
     GPU_PLACEMENT_NS,
     Block,
     block_of,
@@ -39,8 +41,14 @@ Reference = Literal["eager", "compile"]
 _PARTIES = ("candidate", "base", "eager", "compile")
 
 _Result = TypeVar("_Result")
-#: Blocks of one process, and the fewest where time has run out.
-_BLOCKS, _FEWEST_BLOCKS = 8, 3
+#: Blocks of one process: the most, and the fewest where time has run out.
+_BLOCKS = {"cpu": (4, 2), "cuda": (8, 3)}
+#: One turn on a CPU: shorter than what a scheduler gives somebody else at once.
+_SLICE_NS = 0.6e6
+_WARMING_TURNS = {"cpu": 3, "cuda": 1}
+#: A turn in which somebody waited for a core for no longer than this share of it had the machine to itself. So many of
+#: them make a block, at least so many; they are looked for in at most so many rounds of two turns each.
+_QUIET, _QUIET_TURNS, _FEWEST_QUIET, _MOST_ROUNDS = 0.02, 8, 4, 20
 #: What is worth a thought, as a log-ratio and in ns (see guard.Thresholds); near it more processes may tell.
 _WORTH, _WORTH_NS = 0.03, 1_000.0
 #: Of a mean of a few processes, whose spread is itself uncertain.
@@ -60,15 +68,62 @@ class RacePace(Pace):
         """``budget_s``: of the blocks of ``fewest`` processes. ``processes`` None: as many as it takes. A worker starts
         in milliseconds on a CPU, in a third of a second on a GPU, in seconds where it loads a module (``hosted``)."""
         fewest, most = (2, 4) if hosted else (4, 10) if device == "cpu" else (3, 6)
-        usual = Pace.of(device, budget_s or (2.0 if device == "cpu" else 1.5))
+        slice_ns = _SLICE_NS if device == "cpu" else Pace.of(device, 0.0).slice_ns
+        most_blocks, fewest_blocks = _BLOCKS[device]
         return cls(
-            usual.budget_s, usual.slice_ns, processes or most, _FEWEST_BLOCKS, _BLOCKS, fewest=processes or fewest
+            budget_s=budget_s or (6.0 if device == "cpu" else 1.5),
+            slice_ns=slice_ns,
+            processes=processes or most,
+            min_blocks=fewest_blocks,
+            max_blocks=most_blocks,
+            fewest=processes or fewest,
         )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """ns per call of one turn on a CPU, and the share of its time in which some process waited for a core."""
+
+    ns: float
+    foreign: float
+
+
+def quiet(turns: Sequence[Turn]) -> list[Turn]:
+    """Those that had the machine to themselves."""
+    return [turn for turn in turns if turn.foreign <= _QUIET]
+
+
+def quiet_block(process: int, turns: Mapping[str, Sequence[Turn]]) -> Block | None:
+    """A block of each party's quiet turns, of all parties equally many; None where a party has no turn at all.
+
+    Of those the fast tenth: pressure shows who waited for a core and not what else (caches, a hypervisor, threads that
+    slept too long), all of which takes longer and nothing shorter. Where two threads share a barrier with a third
+    process a median is anything up to a thousand times the kernel's time.
+    Where there were too few of them all turns are taken, and the block's ``foreign`` is 1.0: it is of no use.
+    """
+    if not all(turns.values()):
+        return None
+    fewest = min(len(quiet(taken)) for taken in turns.values())
+    if fewest < _FEWEST_QUIET:
+        return Block(process, tuple((name, _fast_ns(taken)) for name, taken in turns.items()), 1.0)
+    kept = {name: sorted(taken, key=lambda turn: turn.foreign)[:fewest] for name, taken in turns.items()}
+    foreign = max(statistics.fmean(turn.foreign for turn in taken) for taken in kept.values())
+    return Block(process, tuple((name, _fast_ns(taken)) for name, taken in kept.items()), foreign)
+
+
+def _fast_ns(turns: Sequence[Turn]) -> float:
+    ordered = sorted(turn.ns for turn in turns)
+    position = 0.1 * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def settled(blocks: Sequence[Block], placement_ns: float = 0.0) -> bool:
     """May measuring stop? Where candidate and base are clearly apart by more than what is worth a thought, or clearly
     by less. It decides nothing: the guard does, from all of the blocks."""
+    if crowded(blocks):
+        return False
     if not blocks or "base" not in blocks[0].parties:
         return True
     usable = steady_blocks(quiet_blocks(blocks))
@@ -141,6 +196,12 @@ class _BaseParty:
     def once(self, calls: int) -> float:
         return _base_s(lambda: self._party.once(calls))
 
+    def calls_in(self, slice_ns: float, call_ns: float) -> int:
+        return self._party.calls_in(slice_ns, call_ns)
+
+    def measure(self, calls: int) -> float:
+        return _base_s(lambda: self._party.measure(calls))
+
 
 def _base_s(action: Callable[[], _Result]) -> _Result:
     """``action``, which only the base takes part in. Raises BaseFailed for what it does wrong."""
@@ -161,6 +222,8 @@ class Contest(Sitting):
     def __init__(self, *args: Any, diary: Diary, **options: Any) -> None:
         super().__init__(*args, **options)
         self._diary = diary
+        #: Every turn of the process at hand, by party.
+        self._usual: dict[str, list[float]] = {}
 
     def measure(self) -> tuple[Block, ...]:
         """Every block of every process, disturbed ones included. Parties: "candidate", "base", the rotation's."""
@@ -174,13 +237,15 @@ class Contest(Sitting):
                     table, beside = stack.enter_context(self._tables())
                 for process in range(self.pace.processes):
                     blocks += self._one_process(process, table, beside)
-                    if process + 1 >= self.pace.fewest and settled(blocks, self._placement_ns):
+                    usable = {block.process for block in blocks if block.foreign <= FOREIGN}
+                    if len(usable) >= self.pace.fewest and settled(blocks, self._placement_ns):
                         break
         except WorkerTimeout as error:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
         except (WorkerFailure, LaunchFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
-        self.crowded |= crowded(blocks)
+        # A check that found no quiet moment is no reason: what it would have charged is charged to nobody here.
+        self.crowded = crowded(blocks)
         return tuple(blocks)
 
     @property
@@ -193,7 +258,7 @@ class Contest(Sitting):
         if not self.crowded:
             return ""
         if self.device == "cpu":
-            return "other processes kept the cores busy in nearly every block"
+            return "other processes kept the cores busy nearly all the time"
         notes = self.watch.notes if self.watch is not None else []
         return "; ".join(["the device was slowed down or used by others in nearly every block", *notes])
 
@@ -220,15 +285,27 @@ class Contest(Sitting):
             for name in self.rotation.parties:
                 parties[name] = self._baseline(name)
             with self._diary.phase("warming up"):
-                for party in parties.values():
-                    party.turn(self.pace.slice_ns / 4)  # page faults, thread pools, clocks
+                calls = self._warmed(parties)
             with self._diary.phase("blocks"):
                 deadline = time.monotonic() + self.pace.budget_s / self.pace.fewest
-                blocks = self._race_blocks(process, parties, deadline)
+                blocks = self._race_blocks(process, parties, calls, deadline)
             if blocks and not self._writes_inputs():
                 with self._diary.phase("judging"):
                     self._check_timed_calls(process, table, parties, blocks)
             return blocks
+
+    def _warmed(self, parties: Mapping[str, Party]) -> dict[str, int]:
+        """Page faults, thread pools and clocks; then how many calls a turn of each makes, candidate and base equally
+        many: what a turn costs besides its calls must weigh the same."""
+        call_ns = {
+            name: max(1.0, min(party.turn(self.pace.slice_ns / 4) for _ in range(_WARMING_TURNS[self.device])))
+            for name, party in parties.items()
+        }
+        racing_ns = min(call_ns[name] for name in ("candidate", "base") if name in call_ns)
+        return {
+            name: party.calls_in(self.pace.slice_ns, racing_ns if name in ("candidate", "base") else call_ns[name])
+            for name, party in parties.items()
+        }
 
     def _seat(
         self, stack: contextlib.ExitStack, table: Table, beside: Table | None, *, turned: bool
@@ -245,22 +322,59 @@ class Contest(Sitting):
             parties["base"] = _BaseParty(_base_s(started["base"].result))
         return parties if not turned else dict(reversed(parties.items()))
 
-    def _race_blocks(self, process: int, parties: dict[str, Party], deadline: float) -> list[Block]:
+    def _race_blocks(
+        self, process: int, parties: Mapping[str, Party], calls: Mapping[str, int], deadline: float
+    ) -> list[Block]:
         blocks: list[Block] = []
+        self._usual.clear()
         for count in range(self.pace.max_blocks):
-            order = block_order(self.rotation.parties, "base" in parties, bool((count + process) % 2))
-            load = self._load()
-            measured = [(name, parties[name].turn(self.pace.slice_ns)) for name in order]
-            foreign = load.share() if load is not None else 0.0
-            block = block_of(process, sorted(measured, key=lambda pair: _PARTIES.index(pair[0])), foreign)
+            if self.device == "cpu":
+                block = self._quiet_block(process, parties, calls, deadline)
+            else:
+                order = block_order(self.rotation.parties, "base" in parties, bool((count + process) % 2))
+                load = self._load()
+                measured = [(name, parties[name].measure(calls[name])) for name in order]
+                foreign = load.share() if load is not None else 0.0
+                block = block_of(process, sorted(measured, key=lambda pair: _PARTIES.index(pair[0])), foreign)
+                for name, ns in measured:
+                    self._usual.setdefault(name, []).append(ns)
             blocks += [block] if block is not None else []
             if count + 1 >= self.pace.min_blocks and time.monotonic() > deadline:
                 break
         return blocks
 
+    def _quiet_block(
+        self, process: int, parties: Mapping[str, Party], calls: Mapping[str, int], deadline: float
+    ) -> Block | None:
+        """Short turns until each party had enough of them to itself: on a busy machine most are not. How long a turn
+        took has no say in that, so no party is favoured."""
+        turns: dict[str, list[Turn]] = {name: [] for name in _PARTIES if name in parties}
+        for number in range(_MOST_ROUNDS):
+            for name in block_order(self.rotation.parties, "base" in parties, bool((number + process) % 2)):
+                load = ForeignLoad()
+                ns = parties[name].measure(calls[name])
+                self._usual.setdefault(name, []).append(ns)
+                turns[name] += [Turn(ns, load.share())] if ns > 0 else []
+            late = number + 1 >= 2 and time.monotonic() > deadline
+            if late or (number % 2 and all(len(quiet(taken)) >= _QUIET_TURNS for taken in turns.values())):
+                break
+        return quiet_block(process, turns)
+
     def _check_timed_calls(
         self, process: int, table: Table, parties: Mapping[str, Party], blocks: Sequence[Block]
     ) -> None:
         """As in any sitting, but once each: in a fresh process no kernel knows which one it is."""
-        if process < 2:
-            super()._check_timed_calls(process, table, parties, blocks)
+        candidate = parties["candidate"]
+        if process == 0 and self.rotation.parties:
+            trusted = self.rotation.parties[0]
+            candidate_ns, trusted_ns = (statistics.median(self._usual[name]) for name in ("candidate", trusted))
+
+            def slowdown() -> float:
+                if self.device != "cpu":
+                    return 1.0
+                return parties[trusted].turn(self.pace.slice_ns) / max(trusted_ns, 1.0)
+
+            self._check_new_values(table, candidate, candidate_ns, slowdown)
+        elif process <= 1:
+            self._check_touched(table, candidate)
+            self._check_families(table, candidate)
