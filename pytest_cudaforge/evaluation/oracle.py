@@ -42,7 +42,7 @@ _ENVIRONMENT = (
 )
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
-_TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation")
+_TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation", "version")
 
 
 @dataclass(frozen=True)

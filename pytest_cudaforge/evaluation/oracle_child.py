@@ -16,6 +16,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -26,10 +27,13 @@ from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
+from pytest_cudaforge.evaluation.relocation import relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal
 from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
+from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
+from pytest_cudaforge.plan import encode_spec
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
 from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
 from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
@@ -49,6 +53,7 @@ class _Oracle:
     def __init__(self, device: str, python_paths: tuple[str, ...]) -> None:
         self.device, self.python_paths = device, python_paths
         self.subjects: dict[str, Subject] = {}
+        self.versions: dict[str, Version] = {}
         self.benches: dict[int, Bench] = {}
         self.rotations: dict[int, Rotation] = {}
         # Unlike any number of an earlier process, which a client may still hold.
@@ -193,6 +198,48 @@ class _Oracle:
         self.rotations[number] = rotation
         parties, generated = rotation.parties, rotation.generated
         return {"rotation": number, "compile_note": note, "parties": parties, "generated": generated}
+
+    def do_relocate(self, foreign: str, own: str, package: str, import_root: str) -> None:
+        relocate(foreign, own, package, import_root)
+
+    def do_version(self, target: Any) -> Any:
+        """What tells two versions of a target apart before they race."""
+        version = self.version(target)
+        state = {path: encode_spec(spec_of(tensor))[:2] for path, tensor in version.state().items()}
+        return {"facts": to_json(target_facts(version)), "state": state, "init": version.init_text()}
+
+    def do_open_version(self, target: Any, workload: str, frames: int, backward: bool) -> Any:
+        rotation = VersionRotation(self.version(target), workload, frames, backward)
+        number = self._number()
+        self.rotations[number] = rotation
+        return {"rotation": number, "prints": rotation.prints()}
+
+    def do_give(self, rotation: int, path: str, wanted: list[str]) -> Any:
+        return self._version_rotation(rotation).give(Path(path), frozenset(wanted))
+
+    def do_take(self, rotation: int, path: str, places: Any) -> None:
+        self._version_rotation(rotation).take(Path(path), places)
+
+    def do_answer(self, rotation: int, path: str) -> Any:
+        return self._version_rotation(rotation).answer(Path(path) if path else None)
+
+    def do_disagreements(self, rotation: int, path: str) -> Any:
+        return self._version_rotation(rotation).disagreements(Path(path))
+
+    def do_prepare_version(self, rotation: int) -> None:
+        self._version_rotation(rotation).prepare()
+
+    def version(self, target: Any) -> Version:
+        """The one version of a target that this process races."""
+        record: Target = from_json(Target, target)
+        if record.key not in self.versions:
+            self.versions[record.key] = Version(record, self.device, self.python_paths)
+        return self.versions[record.key]
+
+    def _version_rotation(self, number: int) -> VersionRotation:
+        found = self.rotations[number]
+        assert isinstance(found, VersionRotation)
+        return found
 
     def do_run_many(self, rotation: int, party: str, calls: int) -> Any:
         self.rotations[rotation].run_many(party, calls)

@@ -1,0 +1,462 @@
+"""Is hand-written code slower than it was? A plain module as it is checked in now against its version at the merge
+base: interleaved, each in fresh processes of its own. It measures; :mod:`pytest_cudaforge.guard` decides.
+
+Both are the repo's own code, run as references are run: eager, by device events on a GPU and by the supervisor's slope
+on a CPU, where the one that is not being timed stands still. Both get the values that the merge base's version draws:
+what the other draws by itself where that is the same, which it is unless somebody changed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_cudaforge.errors import ConfigError, OracleError, TargetError
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, SlopeParty, request_ns
+from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, wait_for_quiet
+from pytest_cudaforge.evaluation.sitting import Pace, frame_count, kept_blocks
+from pytest_cudaforge.evaluation.timing import FOREIGN, Block, block_of, crowded
+from pytest_cudaforge.hardware.nvml import DeviceMonitor
+from pytest_cudaforge.lease import DeviceLease
+from pytest_cudaforge.records import Race, Target, TargetFacts, WorkloadFacts, from_json, to_json
+
+__all__ = ["PlainRace", "plain_pace"]
+
+_HEAD, _BASE = "candidate", "base"
+_PARTY = "eager"
+#: Processes of each version. A CPU's take a tenth of a second to start, a GPU's half a second.
+_PROCESSES = {"cpu": 6, "cuda": 5}
+_BUDGET_S = {"cpu": 2.4, "cuda": 1.5}
+_BLOCKS, _FEWEST_BLOCKS = 8, 3
+#: Values of more than this are not handed from one version to the other.
+_MOST_HANDED_BYTES = 1 << 30
+#: What a CPU's input sets may take: two versions draw them anew in every process.
+_MOST_DRAWN_BYTES = 32 << 20
+_QUIET_WAIT_S = 3.0
+_MOST_NOTES = 3
+
+_Result = TypeVar("_Result")
+
+
+def plain_pace(device: str, processes: int | None, budget_s: float | None) -> Pace:
+    """``budget_s``: of the blocks of one workload, forward or backward; None: what suffices on that kind of device."""
+    usual = Pace.of(device, budget_s or _BUDGET_S[device])
+    return Pace(usual.budget_s, usual.slice_ns, processes or _PROCESSES[device], _FEWEST_BLOCKS, _BLOCKS)
+
+
+class _BaseFailed(Exception):
+    """The version at the merge base cannot be run: nothing to compare with, and no fault of what is checked in now."""
+
+
+@dataclass
+class _Case:
+    """One workload, forward or backward, and what has been found out about it."""
+
+    workload: WorkloadFacts
+    backward: bool
+    frames: int = 1
+    blocks: list[Block] = field(default_factory=list)
+    #: Why there is nothing to compare.
+    incomparable: str = ""
+    crowded: bool = False
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    #: What the base draws has to be handed over.
+    handed: bool = False
+
+    def again(self) -> _Case:
+        """The same to be measured once more."""
+        return _Case(self.workload, self.backward, self.frames, notes=self.notes, seconds=self.seconds)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """One version, as its first process tells."""
+
+    facts: TargetFacts
+    state: Mapping[str, Any]
+    init: Any
+
+
+@dataclass
+class _Pair:
+    """A fresh process of each version. ``together``: both may be busy at once."""
+
+    head: OracleClient
+    base: OracleClient
+    together: bool
+
+    def both(self, of_base: Callable[[], Any], of_head: Callable[[], Any]) -> tuple[Any, Any]:
+        """What each does, at the same time where that is no slower: on a CPU their threads would wait for each other.
+        Where both fail, what is checked in now does."""
+        if not self.together:
+            own = of_head()
+            return _base_s(of_base), own
+        with ThreadPoolExecutor(1) as pool:
+            promised = pool.submit(_base_s, of_base)
+            own = of_head()
+            return promised.result(), own
+
+
+class PlainRace:
+    """One target's race. ``client_of``: a client of an oracle that is still to be started, for these import paths."""
+
+    def __init__(
+        self,
+        target: Target,
+        base: Target,
+        client_of: Callable[[Sequence[str]], OracleClient],
+        *,
+        device: str,
+        clock: Clock,
+        pace: Pace,
+        lease: DeviceLease,
+        python_paths: Sequence[str] = (),
+        cache_bytes: int = 0,
+        flush_bytes: int = 0,
+        monitor: DeviceMonitor | None = None,
+    ) -> None:
+        self.target, self.base, self._client_of = target, base, client_of
+        self.device, self.clock, self.pace, self.lease = device, clock, pace, lease
+        self._paths = tuple(python_paths)
+        self._cache_bytes, self._flush_bytes = cache_bytes, flush_bytes
+        self._pids: set[int] = set()
+        self._watch = DeviceWatch(monitor, lambda: self._pids) if monitor is not None else None
+
+    def run(self, workloads: Sequence[str] | None = None) -> tuple[Race, ...]:
+        """Raises TargetError where what is checked in now cannot be imported or run, ConfigError for a workload that it
+        does not have."""
+        began = time.perf_counter()
+        cases: list[_Case] = []
+        try:
+            with self._pair(0) as pair:
+                cases = self._cases(pair, workloads)
+                self._measure(0, pair, cases)
+            self._measure_in_others(cases, 1)
+            self._repeat_crowded(cases)
+        except _BaseFailed as error:
+            return self._without_base(cases, str(error), began)
+        shared_s = (time.perf_counter() - began - sum(case.seconds for case in cases)) / max(1, len(cases))
+        return tuple(self._race(case, shared_s) for case in cases)
+
+    def _measure_in_others(self, cases: Sequence[_Case], first: int) -> None:
+        for process in range(first, self.pace.processes):
+            if any(not case.incomparable for case in cases):
+                with self._pair(process) as pair:
+                    self._measure(process, pair, cases)
+
+    def _repeat_crowded(self, cases: list[_Case]) -> None:
+        """Once more, in a quieter moment, what others disturbed all along."""
+        repeated = [number for number, case in enumerate(cases) if crowded(case.blocks)]
+        if not repeated:
+            return
+        wait_for_quiet(_QUIET_WAIT_S, FOREIGN, self._load)
+        for number in repeated:
+            cases[number] = cases[number].again()
+        self._measure_in_others([cases[number] for number in repeated], 0)
+        for number in repeated:
+            cases[number].crowded = crowded(cases[number].blocks)
+
+    # -- processes
+
+    @contextlib.contextmanager
+    def _pair(self, process: int) -> Iterator[_Pair]:
+        """A fresh process of each, started by turns the one or the other first."""
+        moved = [_moved(path, self.target.root, self.base.root) for path in self._paths]
+        with self._client_of(self._paths) as head, self._client_of(moved) as base:
+            for client in (head, base) if process % 2 else (base, head):
+                client.start()
+            pids = {client.pid for client in (head, base) if client.pid is not None}
+            self._pids |= pids
+            try:
+                head.request("relocate", **_relocation(self.base, self.target))
+                base.request("relocate", **_relocation(self.target, self.base))
+                yield _Pair(head, base, together=self.device != "cpu")
+            finally:
+                self._pids -= pids
+
+    # -- what is compared
+
+    def _cases(self, pair: _Pair, workloads: Sequence[str] | None) -> list[_Case]:
+        with self.lease.work():
+            told = pair.both(
+                lambda: pair.base.request("version", target=to_json(self.base)),
+                lambda: pair.head.request("version", target=to_json(self.target)),
+            )
+        base, head = (_Facts(from_json(TargetFacts, t["facts"]), t["state"], t["init"]) for t in told)
+        known = {w.name: w for w in head.facts.workloads}
+        for name in workloads or ():
+            if name not in known:
+                raise ConfigError(f"{self.target.id} has no workload {name!r}", expected=", ".join(known))
+        gone = [w for w in base.facts.workloads if w.name not in known and workloads is None]
+        cases = []
+        for workload in (*known.values(), *gone):
+            if workloads is None or workload.name in workloads:
+                backward = (False, True) if head.facts.grad or base.facts.grad else (False,)
+                cases += [self._case(workload, wanted, head, base) for wanted in backward]
+        return cases
+
+    def _case(self, workload: WorkloadFacts, backward: bool, head: _Facts, base: _Facts) -> _Case:
+        case = _Case(workload, backward, self._frames(workload), incomparable=_incomparable(workload, head, base))
+        if not case.incomparable:
+            case.notes += _state_notes(head, base)
+        return case
+
+    def _frames(self, workload: WorkloadFacts) -> int:
+        wanted = frame_count(workload, self.device, self._cache_bytes, self.clock)
+        if self.clock == "events":
+            return wanted
+        return min(wanted, max(2, _MOST_DRAWN_BYTES // max(1, workload.input_bytes + workload.output_bytes)))
+
+    # -- one process of each
+
+    def _measure(self, process: int, pair: _Pair, cases: Sequence[_Case]) -> None:
+        for case in cases:
+            if case.incomparable:
+                continue
+            began = time.perf_counter()
+            with self.lease.work():
+                numbers = self._opened(process, pair, case)
+            if not case.incomparable:
+                with self.lease.timing():
+                    case.blocks += self._blocks(process, pair, numbers)
+            _base_s(lambda number=numbers[0]: pair.base.request("end_rotation", rotation=number))  # type: ignore[misc]
+            pair.head.request("end_rotation", rotation=numbers[1])
+            case.seconds += time.perf_counter() - began
+
+    def _opened(self, process: int, pair: _Pair, case: _Case) -> tuple[int, int]:
+        """A rotation of each, base first, on the same values and ready to be timed."""
+        args: dict[str, Any] = {"workload": case.workload.name, "frames": case.frames, "backward": case.backward}
+        base, head = pair.both(
+            lambda: pair.base.request("open_version", target=to_json(self.base), **args),
+            lambda: pair.head.request("open_version", target=to_json(self.target), **args),
+        )
+        numbers = base["rotation"], head["rotation"]
+        self._hand_over(pair, case, numbers, base["prints"], head["prints"])
+        if process == 0 and not case.backward:
+            self._compare_answers(pair, case, numbers)
+        try:
+            _base_s(lambda: pair.base.request("prepare_version", rotation=numbers[0]))
+        except _BaseFailed as error:
+            if not case.backward:
+                raise
+            # A forward that runs need not have a backward.
+            case.incomparable = f"the merge base's version has no backward here: {_first_line(error)}"
+            return numbers
+        pair.head.request("prepare_version", rotation=numbers[1])
+        return numbers
+
+    def _hand_over(
+        self, pair: _Pair, case: _Case, numbers: tuple[int, int], base: Mapping[str, Any], head: Mapping[str, Any]
+    ) -> None:
+        """The base's values to the other version, where that has others in the same places."""
+        wanted = [place for place in base if place in head and base[place] != head[place] and _alike(base, head, place)]
+        if not wanted:
+            return
+        total = sum(_nbytes(base[place]) for place in wanted)
+        if total > _MOST_HANDED_BYTES:
+            _say(case, f"each version has values of its own: {total} bytes are too many to hand over")
+            return
+        with tempfile.TemporaryDirectory(prefix="cudaforge-values-") as folder:
+            path = str(Path(folder) / "values")
+            places = _base_s(lambda: pair.base.request("give", rotation=numbers[0], path=path, wanted=wanted))
+            pair.head.request("take", rotation=numbers[1], path=path, places=places)
+        _say(case, f"{_named(wanted)} of the merge base's version were given to the other, which makes others")
+
+    def _compare_answers(self, pair: _Pair, case: _Case, numbers: tuple[int, int]) -> None:
+        """A note where the results are not what they were: that is no regression of the performance."""
+        base, head = pair.both(
+            lambda: pair.base.request("answer", rotation=numbers[0], path=""),
+            lambda: pair.head.request("answer", rotation=numbers[1], path=""),
+        )
+        if base == head:
+            return
+        shapes = [
+            {path: told[0][:2] if len(told) > 1 else told for path, told in side.items()} for side in (base, head)
+        ]
+        if shapes[0] != shapes[1]:
+            _say(case, f"results changed: {shapes[0]} at the merge base, {shapes[1]} now")
+            return
+        if sum(_nbytes(told) for told in base.values()) > _MOST_HANDED_BYTES:
+            _say(case, "whether results changed was not looked at: too many bytes")
+            return
+        with tempfile.TemporaryDirectory(prefix="cudaforge-values-") as folder:
+            path = str(Path(folder) / "answer")
+            pair.head.request("answer", rotation=numbers[1], path=path)
+            found = _base_s(lambda: pair.base.request("disagreements", rotation=numbers[0], path=path))
+        if found:
+            _say(case, f"results changed beyond the tolerance: {'; '.join(found[:_MOST_NOTES])}")
+
+    # -- the clock
+
+    def _blocks(self, process: int, pair: _Pair, numbers: tuple[int, int]) -> list[Block]:
+        deadline = time.monotonic() + self.pace.budget_s / self.pace.processes
+        parties = {
+            _HEAD: self._party(pair.head, pair.base, numbers[1]),
+            _BASE: _base_s(lambda: self._party(pair.base, pair.head, numbers[0])),
+        }
+        blocks: list[Block] = []
+        for _, value in ((name, self._turn(parties, name, 0.25)) for name in parties):
+            del value  # warm-up: page faults, thread pools, clocks
+        for count in range(self.pace.max_blocks):
+            order = (_HEAD, _BASE) if (count + process) % 2 == 0 else (_BASE, _HEAD)
+            load = self._load() if self._watch is not None or self.device == "cpu" else None
+            measured = [(name, self._turn(parties, name)) for name in (*order, *reversed(order))]
+            block = block_of(process, measured, load.share() if load is not None else 0.0)
+            blocks += [block] if block is not None else []
+            if len(blocks) >= self.pace.min_blocks and time.monotonic() > deadline:
+                break
+        return blocks
+
+    def _turn(self, parties: Mapping[str, Party], name: str, share: float = 1.0) -> float:
+        def turn() -> float:
+            return parties[name].turn(self.pace.slice_ns * share)
+
+        return _base_s(turn) if name == _BASE else turn()
+
+    def _party(self, own: OracleClient, other: OracleClient, rotation: int) -> Party:
+        if self.clock == "events":
+            return EventParty(
+                lambda count, warm: own.request(
+                    "time_events", rotation=rotation, party=_PARTY, samples=count, flush_bytes=self._flush_bytes
+                )
+            )
+
+        def run(calls: int, first: int) -> int:
+            # The rotation itself goes on where it ended.
+            with other.paused():
+                return own.timed_request("run_many", rotation=rotation, party=_PARTY, calls=calls)
+
+        return SlopeParty(run, 1, spare_ns=request_ns(own, rotation, _PARTY))
+
+    def _load(self) -> Load:
+        return self._watch.load() if self._watch is not None else ForeignLoad()
+
+    # -- the record
+
+    def _race(self, case: _Case, shared_s: float) -> Race:
+        disturbed = case.incomparable
+        if case.crowded:
+            disturbed = (
+                "other processes kept the cores busy in nearly every block, twice"
+                if self.device == "cpu"
+                else "the device was slowed down or used by others in nearly every block, twice"
+            )
+        notes = [*case.notes, *(self._watch.notes if self._watch is not None else ())]
+        return Race(
+            workload=case.workload.name,
+            clock=self.clock,
+            blocks=kept_blocks(case.blocks) if not case.incomparable else (),
+            what="backward" if case.backward else "forward",
+            disturbed=disturbed,
+            notes=tuple(dict.fromkeys(notes)),
+            seconds=round(case.seconds + shared_s, 3),
+        )
+
+    def _without_base(self, cases: Sequence[_Case], why: str, began: float) -> tuple[Race, ...]:
+        """One race without blocks for each case, or for the target where its cases are not known."""
+        text = f"the version at the merge base cannot be run here: {why}"
+        seconds = round(time.perf_counter() - began, 3)
+        named = [(case.workload.name, case.backward) for case in cases] or [("", False)]
+        return tuple(
+            Race(name, self.clock, (), "backward" if backward else "forward", text, seconds=seconds)
+            for name, backward in named
+        )
+
+
+def _base_s(action: Callable[[], _Result]) -> _Result:
+    """``action`` of the base alone. Raises _BaseFailed for what goes wrong with it."""
+    try:
+        return action()
+    except (TargetError, OracleError) as error:
+        raise _BaseFailed(str(error)) from error
+
+
+def _moved(path: str, root: str, other: str) -> str:
+    """``path`` in the other checkout, where it lies in this one."""
+    return str(Path(other) / Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
+def _relocation(foreign: Target, own: Target) -> dict[str, Any]:
+    package = own.module_name.partition(".")[0] if "." in own.module_name else ""
+    return {"foreign": foreign.root, "own": own.root, "package": package, "import_root": own.import_root}
+
+
+# -- two versions ------------------------------------------------------------------------------------------------
+
+
+def _incomparable(workload: WorkloadFacts, head: _Facts, base: _Facts) -> str:
+    """Why a workload of the two says nothing of their speed; "" where it does."""
+    at_base = next((w for w in base.facts.workloads if w.name == workload.name), None)
+    now = next((w for w in head.facts.workloads if w.name == workload.name), None)
+    if now is None:
+        return "this workload is gone: there is nothing to compare with the merge base's"
+    if at_base is None:
+        return "this workload is new since the merge base: there is nothing to compare with"
+    if dict(now.inputs) != dict(at_base.inputs):
+        return f"its inputs changed, so it is another workload: {_shown(at_base)} at the merge base, {_shown(now)} now"
+    if head.facts.mode != base.facts.mode:
+        return (
+            f"its mode changed, so it is another workload: {base.facts.mode} at the merge base, {head.facts.mode} now"
+        )
+    if head.init != base.init and head.state != base.state:
+        return "it is constructed with other arguments than at the merge base, and is another size: another workload"
+    return ""
+
+
+def _state_notes(head: _Facts, base: _Facts) -> list[str]:
+    notes = []
+    if head.init != base.init:
+        notes.append("it is constructed with other arguments than at the merge base")
+    only = [path for path in head.state if head.state[path] != base.state.get(path)]
+    if only:
+        notes.append(f"weights that the merge base's version does not have are as constructed: {_listed(only)}")
+    return notes
+
+
+def _shown(workload: WorkloadFacts) -> str:
+    told = [f"{path}: {getattr(v, 'dtype', '')}{list(getattr(v, 'shape', [v]))}" for path, v in workload.inputs]
+    return ", ".join(told)
+
+
+def _alike(base: Mapping[str, Any], head: Mapping[str, Any], place: str) -> bool:
+    """Tensors of one shape and dtype? Prints are ``[spec, checksum]``."""
+    return len(base[place]) == len(head[place]) == 2 and bool(base[place][0][:2] == head[place][0][:2])
+
+
+def _nbytes(told: Sequence[Any]) -> int:
+    """Of a tensor, by its print; at least, since a dtype's name need not tell its width."""
+    if len(told) < 2:
+        return 0
+    count = 1
+    for size in told[0][0]:
+        count *= size
+    width = next((int(bits) // 8 for bits in ("128", "64", "32", "16", "8") if bits in told[0][1]), 1)
+    return count * max(1, width)
+
+
+def _named(places: Sequence[str]) -> str:
+    kinds = dict.fromkeys("weights" if place.startswith("state/") else "inputs" for place in places)
+    return " and ".join(kinds)
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NOTES
+    return ", ".join(names[:_MOST_NOTES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _say(case: _Case, text: str) -> None:
+    if text not in case.notes:
+        case.notes.append(text)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
