@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from pytest_cudaforge.events import Observer
     from pytest_cudaforge.session import SessionOptions, SessionResult
 
-__all__ = ["ForgeRun", "Records", "forge_config", "scan_paths"]
+__all__ = [
+    "ForgeRun",
+    "Records",
+    "check_writable",
+    "exchange_file",
+    "forge_config",
+    "given_path",
+    "scan_paths",
+    "search_start",
+]
 
 ITEM_SUFFIX = "::forge"
 STOPPED = "forging was stopped by Ctrl-C; finished rounds are kept and will be resumed"
@@ -70,14 +79,14 @@ class ForgeRun:
         try:
             settings = or_compiler(forge_config(config), os.environ)
             for option in ("json", "html"):
-                _check_writable(_given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
+                check_writable(given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
             # `testpaths` name tests, not targets.
             config.args[:] = [str(path) for path in settings.forge_paths] or [str(config.invocation_params.dir)]
         given = getattr(config, "workerinput", {}).get("cudaforge_records")
-        return cls(config, settings, Path(given) if given else _exchange_file(), bool(config.getoption("forge_strict")))
+        return cls(config, settings, Path(given) if given else exchange_file(), bool(config.getoption("forge_strict")))
 
     # -- collection ------------------------------------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class ForgeRun:
         option = self.pytest_config.option
         return SessionOptions(
             fresh=option.forge_fresh,
-            record=_given_path(self.pytest_config, option.forge_record),
+            record=given_path(self.pytest_config, option.forge_record),
             branch=option.forge_branch,
             stop_after_failure=option.maxfail == 1,
         )
@@ -224,11 +233,11 @@ class ForgeRun:
         from pytest_cudaforge.report.environment import environment_of
 
         told, option = environment_of(result.traces), self.pytest_config.option
-        path = _given_path(self.pytest_config, option.forge_json)
+        path = given_path(self.pytest_config, option.forge_json)
         if path is not None:
             json_report.write(path, json_report.document(result.traces, result.totals, environment=told))
         page = html.document(result.traces, result.totals, environment=told, notes=result.notes)
-        given = _given_path(self.pytest_config, option.forge_html)
+        given = given_path(self.pytest_config, option.forge_html)
         try:
             html.write(given or self.settings.run_dir / "report.html", page)
         except UsageError as error:
@@ -280,17 +289,19 @@ def _line_of(record: Target | Problem) -> int:
     return record.line
 
 
-def _exchange_file() -> Path:
+def exchange_file() -> Path:
+    """A new file for what the controller tells the workers."""
     handle, name = tempfile.mkstemp(prefix="cudaforge-records-", suffix=".json")
     os.close(handle)
     return Path(name)
 
 
-def _given_path(config: pytest.Config, name: str | None) -> Path | None:
+def given_path(config: pytest.Config, name: str | None) -> Path | None:
+    """A file named on the command line, absolute."""
     return config.invocation_params.dir / name if name else None
 
 
-def _check_writable(path: Path | None, option: str) -> None:
+def check_writable(path: Path | None, option: str) -> None:
     """Raises :class:`UsageError` before the work, not after it; folders that are missing are made later."""
     if path is None:
         return
@@ -340,10 +351,10 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
         options["forge_paths"] = [str(path) for path in config.getini("forge_paths")]
     if config.getini("forge_dir"):
         options["forge_dir"] = str(config.rootpath / str(config.getini("forge_dir")))
-    return load(options, root=config.rootpath, start=_start(config), environ=os.environ)
+    return load(options, root=config.rootpath, start=search_start(config), environ=os.environ)
 
 
-def _start(config: pytest.Config) -> Path:
+def search_start(config: pytest.Config) -> Path:
     """Where the search for cudaforge.yaml begins, upwards: the folder that all paths given share, as pytest finds its
     own ini file; without any, the working directory."""
     here = config.invocation_params.dir

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from pytest_cudaforge import guard, hardware, machine, merge_base, trusted
 from pytest_cudaforge.discovery import discover
-from pytest_cudaforge.errors import DeviceError, OracleError, UsageError
+from pytest_cudaforge.errors import DeviceError, OracleError, StaleEntry, UsageError
 from pytest_cudaforge.guard import Circumstances, Finding, Promises, Thresholds
 from pytest_cudaforge.guarded import Change, GuardRecord, Verdict
-from pytest_cudaforge.kernel_cases import repo_root, target_of
-from pytest_cudaforge.records import Candidate, DeviceFacts, Evaluation, Race, RaceFailure, Target
-from pytest_cudaforge.runtime.manifest import Entry, Manifest
+from pytest_cudaforge.kernel_cases import Bench, Case, NotHere, repo_root, target_of
+from pytest_cudaforge.records import Candidate, DeviceFacts, Race, RaceFailure, Target
+from pytest_cudaforge.runtime.manifest import Entry, EntryWorkload, Manifest
 from pytest_cudaforge.wiring import cache_dir, open_evaluator
 
 if TYPE_CHECKING:
@@ -39,15 +39,26 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class GuardedKernel:
-    """A kernel, some of whose workloads were selected. ``place``: the id of its file, with which its items' ids begin."""
+    """A kernel, some of whose items were selected. ``place``: its file's id, with which its items' ids begin. ``cases``
+    and ``races``: names of workloads, of those that are to be verified and of those that are to be raced as well."""
 
     place: str
     manifest: Path
     entry: Entry
-    workloads: tuple[str, ...]
+    cases: tuple[str, ...] = ()
+    races: tuple[str, ...] = ()
 
-    def item(self, workload: str) -> str:
-        return f"{self.place}::guard[{workload}]"
+    @property
+    def workloads(self) -> tuple[EntryWorkload, ...]:
+        """All that were selected, in the manifest's order."""
+        return tuple(one for one in self.entry.workloads if one.name in (*self.cases, *self.races))
+
+    def items(self, workload: str) -> Iterator[tuple[str, bool]]:
+        """Ids of the selected items of a workload, and whether they ask for a race."""
+        if workload in self.cases:
+            yield f"{self.place}::case[{workload}]", False
+        if workload in self.races:
+            yield f"{self.place}::guard[{workload}]", True
 
 
 @dataclass(frozen=True)
@@ -96,13 +107,12 @@ class BaseTree:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _Entrant:
     """A kernel ready to be raced. ``base`` None: new, or the same byte for byte (``since`` names the commit then)."""
 
     kernel: GuardedKernel
     target: Target
     candidate: Candidate
-    base_entry: Entry | None
     base: Candidate | None
     since: str
     changes: tuple[Change, ...]
@@ -114,18 +124,15 @@ class _Case:
 class Raced:
     """What the history keeps of a kernel: its races and what was found in them."""
 
-    case: _Case
+    target: Target
+    candidate: Candidate
     runner: Runner
     races: tuple[Race, ...]
     findings: tuple[Finding, ...]
 
 
-class _Settled(Exception):
-    """The kernel's answer is known before any race."""
-
-    def __init__(self, outcome: Verdict, reason: str, *, changes: Sequence[Change] = ()) -> None:
-        super().__init__(reason)
-        self.outcome, self.reason, self.changes = outcome, reason, tuple(changes)
+class _Failed(Exception):
+    """The kernel did not come through the race."""
 
 
 @dataclass
@@ -143,8 +150,12 @@ class GuardSession:
     raced: list[Raced] = field(default_factory=list)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _evaluators: dict[str, Evaluator] = field(default_factory=dict)
-    _runners: dict[str, Runner | str] = field(default_factory=dict)
+    _runners: dict[str, Runner] = field(default_factory=dict)
+    _terms: dict[str, tuple[Target, tuple[Change, ...], tuple[str, ...]]] = field(default_factory=dict)
     _base_oracle: OracleClient | None = None
+
+    def __post_init__(self) -> None:
+        self._bench = Bench(self.root, self._evaluator, lambda target: self._on_trusted_terms(target)[0])
 
     def __enter__(self) -> GuardSession:
         return self
@@ -157,133 +168,152 @@ class GuardSession:
     # -- one kernel
 
     def decide(self, kernel: GuardedKernel) -> tuple[GuardRecord, ...]:
-        """A record for each selected workload. Raises the evaluator's SituationErrors that would meet every kernel."""
+        """A record for each selected item. Raises the evaluator's errors that would meet every kernel."""
         began = time.perf_counter()
-        try:
-            records = self._decided(kernel)
-        except _Settled as settled:
-            records = [self._settled(kernel, name, settled) for name in kernel.workloads]
-        except (UsageError, OracleError) as error:
-            records = [self._failed(kernel, name, str(error)) for name in kernel.workloads]
+        records = [record for workload in kernel.workloads for record in self._verified(kernel, workload)]
+        right = [record.workload for record in records if record.raced and record.outcome == "pass"]
+        answers = self._answers(kernel, right) if right else {}
+        records = [answers.get(record.id, record) for record in records]
         share = round((time.perf_counter() - began) / max(1, len(records)), 3)
         records = [replace(record, seconds=share) for record in records]
         for record in records:
             self.on_record(record)
         return tuple(records)
 
-    def _decided(self, kernel: GuardedKernel) -> list[GuardRecord]:
-        runner = self._runner(kernel.entry)
-        evaluator = self._evaluator(kernel.entry)
-        case = self._case(kernel, evaluator, runner)
-        evaluation = evaluator.evaluate(
-            case.candidate, case.target, timing=False, workloads=kernel.workloads, guard=kernel.entry.guard
+    def _verified(self, kernel: GuardedKernel, workload: EntryWorkload) -> list[GuardRecord]:
+        """Is it right? On the terms of the merge base."""
+        from pytest_cudaforge.display import evaluation_text
+
+        outcome: Verdict
+        grade = ""
+        try:
+            verdict = self._bench.check(Case(kernel.manifest, kernel.entry, workload))
+            outcome, text = ("pass", "correct") if verdict.evaluation.passed and not verdict.wider else ("failed", "")
+            grade = verdict.evaluation.isolation.grade
+            text = text or "\n".join(filter(None, (verdict.wider, evaluation_text(verdict.evaluation))))
+        except (StaleEntry, NotHere) as error:
+            outcome, text = "skipped", str(error)
+        except (UsageError, OracleError) as error:
+            outcome, text = "failed", str(error)
+        records = [self._record(kernel, workload.name, item, raced) for item, raced in kernel.items(workload.name)]
+        told = {"reason": text.splitlines()[0], "text": text, "isolation": grade}
+        changes = self._changes_of(kernel) if outcome != "skipped" else ()
+        return [replace(record, outcome=outcome, changes=changes, **told) for record in records]  # type: ignore[arg-type]
+
+    def _answers(self, kernel: GuardedKernel, names: Sequence[str]) -> dict[str, GuardRecord]:
+        """By item: how fast it is, of the workloads on which it is right."""
+        evaluator, runner = self._evaluator(_device(kernel.entry.arch)), self._runner(kernel.entry.arch)
+        entrant = self._entrant(kernel, names, runner)
+        try:
+            races = self._raced(evaluator, entrant, names)
+            first = {race.workload: self._assessed(race, entrant, runner) for race in races}
+            suspected = [name for name in names if guard.suspects(first.get(name, ()))]
+            again = self._raced(evaluator, entrant, suspected) if suspected else ()
+        except _Failed as error:
+            failed = [self._record(kernel, name, kernel_item, True) for name, kernel_item in _races_of(kernel, names)]
+            return {
+                one.id: replace(one, outcome="failed", reason=str(error), text=str(error), changes=entrant.changes)
+                for one in failed
+            }
+        second = {race.workload: self._assessed(race, entrant, runner) for race in again}
+        findings = {**first, **{name: guard.confirm(first[name], second.get(name, ())) for name in suspected}}
+        self.raced.append(
+            Raced(
+                entrant.target,
+                entrant.candidate,
+                runner,
+                races,
+                tuple(one for all_ in findings.values() for one in all_),
+            )
         )
-        self._require_right(case, evaluation)
-        grade = evaluation.isolation.grade
-        return [replace(record, isolation=grade) for record in self._raced(case, evaluator, runner)]
+        notes = {race.workload: race.notes for race in races}
+        found = [
+            self._answer(
+                entrant, runner, self._record(kernel, name, item, True), findings.get(name, ()), notes.get(name, ())
+            )
+            for name, item in _races_of(kernel, names)
+        ]
+        return {record.id: record for record in found}
 
-    def _raced(self, case: _Case, evaluator: Evaluator, runner: Runner) -> list[GuardRecord]:
-        names = case.kernel.workloads
-        races = evaluator.race(case.candidate, case.target, base=case.base, workloads=names)
+    def _raced(self, evaluator: Evaluator, entrant: _Entrant, names: Sequence[str]) -> tuple[Race, ...]:
+        """One sitting of each workload, in fresh processes. Raises _Failed."""
+        races = evaluator.race(entrant.candidate, entrant.target, base=entrant.base, workloads=names)
         if isinstance(races, RaceFailure):
-            raise _failure(races, case)
-        first = {race.workload: self._assessed(race, case, runner) for race in races}
-        suspected = [name for name in names if guard.suspects(first.get(name, ()))]
-        findings = {**first, **(self._confirmed(case, evaluator, runner, first, suspected) if suspected else {})}
-        self.raced.append(Raced(case, runner, races, tuple(one for found in findings.values() for one in found)))
-        by_name = {race.workload: race for race in races}
-        return [self._answer(case, runner, name, findings.get(name, ()), by_name.get(name)) for name in names]
+            raise _Failed(f"{races.workload}: {races.status.value} in the race: {races.reason}")
+        return races
 
-    def _assessed(self, race: Race, case: _Case, runner: Runner) -> tuple[Finding, ...]:
-        return guard.assess(race, case.promises[race.workload], runner.thresholds)
-
-    def _confirmed(
-        self,
-        case: _Case,
-        evaluator: Evaluator,
-        runner: Runner,
-        first: Mapping[str, Sequence[Finding]],
-        suspected: Sequence[str],
-    ) -> dict[str, tuple[Finding, ...]]:
-        """An independent sitting, in fresh processes, of what looks slower."""
-        again = evaluator.race(case.candidate, case.target, base=case.base, workloads=suspected)
-        if isinstance(again, RaceFailure):
-            raise _failure(again, case)
-        second = {race.workload: self._assessed(race, case, runner) for race in again}
-        return {name: guard.confirm(first[name], second.get(name, ())) for name in suspected}
+    def _assessed(self, race: Race, entrant: _Entrant, runner: Runner) -> tuple[Finding, ...]:
+        return guard.assess(race, entrant.promises[race.workload], runner.thresholds)
 
     # -- what is raced
 
-    def _case(self, kernel: GuardedKernel, evaluator: Evaluator, runner: Runner) -> _Case:
-        """Raises UsageError where the kernel is not what its manifest says."""
+    def _entrant(self, kernel: GuardedKernel, names: Sequence[str], runner: Runner) -> _Entrant:
         entry = kernel.entry
-        target = target_of(entry, repo_root(kernel.manifest, entry, self.root))
         candidate = Candidate.of(entry.language, entry.sources(kernel.manifest))
-        manifest, notes = self.base.manifest_of(kernel.manifest, self.root), []
-        found = None
-        try:
-            found = next((one for one in self.base.entries(manifest) if one.key == entry.key), None)
-        except UsageError as error:
-            notes.append(f"the merge base's manifest cannot be read: {error.what}")
-        target, changes = self._on_trusted_terms(target, evaluator, notes)
-        changes += trusted.promise_changes(entry, found) + trusted.guard_changes(entry, found)
-        base = self._base_candidate(manifest, found, notes)
-        since = self._unchanged_since(manifest, found, candidate, base)
-        return _Case(
+        target, _, notes = self._on_trusted_terms(target_of(entry, repo_root(kernel.manifest, entry, self.root)))
+        manifest, found, unread = self._at_base(kernel)
+        base, missing = _candidate_of(manifest, found)
+        since = self._unchanged_since(manifest, found) if base is not None and base.digest == candidate.digest else ""
+        return _Entrant(
             kernel,
             target,
             candidate,
-            found,
             None if since else base,
             since,
-            changes,
-            tuple(notes),
-            {name: self._promises(kernel, manifest, found, name, runner) for name in kernel.workloads},
+            self._changes_of(kernel),
+            (*notes, *unread, *missing),
+            {name: self._promises(kernel, manifest, found, name, runner) for name in names},
         )
 
-    def _on_trusted_terms(
-        self, target: Target, evaluator: Evaluator, notes: list[str]
-    ) -> tuple[Target, tuple[Change, ...]]:
-        """The target on the terms of the merge base's version of it, which has to be imported only where it differs."""
+    def _at_base(self, kernel: GuardedKernel) -> tuple[Path | None, Entry | None, tuple[str, ...]]:
+        """The merge base's manifest and entry of this kernel, and why they are not there."""
+        manifest = self.base.manifest_of(kernel.manifest, self.root)
+        try:
+            entries = self.base.entries(manifest)
+        except UsageError as error:
+            return None, None, (f"the merge base's manifest cannot be read: {error.what}",)
+        return manifest, next((one for one in entries if one.key == kernel.entry.key), None), ()
+
+    def _changes_of(self, kernel: GuardedKernel) -> tuple[Change, ...]:
+        _, found, _ = self._at_base(kernel)
+        changes = trusted.promise_changes(kernel.entry, found) + trusted.guard_changes(kernel.entry, found)
+        known = (changed for target, changed, _ in self._terms.values() if target.id == kernel.entry.target)
+        return next(known, ()) + changes
+
+    def _on_trusted_terms(self, target: Target) -> tuple[Target, tuple[Change, ...], tuple[str, ...]]:
+        """The target on the terms of the merge base's version of it, what changed, and notes. That version is imported
+        only where its source differs."""
+        if target.id not in self._terms:
+            self._terms[target.id] = self._found_terms(target)
+        return self._terms[target.id]
+
+    def _found_terms(self, target: Target) -> tuple[Target, tuple[Change, ...], tuple[str, ...]]:
         old = self.base.target_like(target, self.root)
         if old is None or old.digest == target.digest:
-            return target, ()
+            return target, (), ()
         changed = Change(target.id, "source", old.digest[:12], target.digest[:12], obeyed=True)
         try:
             theirs = self._oracle_of_base().terms(old)
+            ours = self._any_evaluator().oracle.terms(target)
         except (UsageError, OracleError, DeviceError) as error:
-            notes.append(f"the merge base's options of {target.id} cannot be read, today's were used: {error.what}")
-            return target, (changed,)
-        terms, changes = trusted.trusted_terms(target.id, theirs, evaluator.oracle.terms(target))
-        return replace(target, terms=terms), (changed, *changes)
+            note = f"the merge base's options of {target.id} cannot be read, today's were used: {error.what}"
+            return target, (changed,), (note,)
+        terms, changes = trusted.trusted_terms(target.id, theirs, ours)
+        return replace(target, terms=terms), (changed, *changes), ()
 
-    def _base_candidate(self, manifest: Path | None, entry: Entry | None, notes: list[str]) -> Candidate | None:
-        if manifest is None or entry is None:
-            return None
-        try:
-            return Candidate.of(entry.language, entry.sources(manifest))
-        except UsageError as error:
-            notes.append(f"the merge base's kernel was left out: {error.what}")
-            return None
-
-    def _unchanged_since(
-        self, manifest: Path | None, entry: Entry | None, candidate: Candidate, base: Candidate | None
-    ) -> str:
-        if manifest is None or entry is None or base is None or base.digest != candidate.digest:
-            return ""
-        # The worktree lies below rootdir's place in the repo.
+    def _unchanged_since(self, manifest: Path | None, entry: Entry | None) -> str:
+        assert manifest is not None and entry is not None
         folder = (manifest.parent / entry.directory).relative_to(self.base.root)
         return merge_base.last_change(self.base.commit, self.base.commit.prefix / folder)
 
     def _promises(
         self, kernel: GuardedKernel, manifest: Path | None, found: Entry | None, name: str, runner: Runner
     ) -> Promises:
-        promised = trusted.promised_at_base(kernel.entry, found, name)
-        if promised is None:
-            return Promises()
-        ours = found is None or all(one.name != name for one in found.workloads)
-        entry, place = (kernel.entry, kernel.manifest) if ours or found is None else (found, manifest)
-        assert place is not None
+        """The merge base's where it knows the workload, else the head's own."""
+        known = found is not None and any(one.name == name for one in found.workloads)
+        entry, place = (found, manifest) if known else (kernel.entry, kernel.manifest)
+        assert entry is not None and place is not None
+        promised = next(one for one in entry.workloads if one.name == name)
         return Promises.of(
             promised.speedup_eager,
             promised.speedup_compile,
@@ -291,93 +321,64 @@ class GuardSession:
             here=(runner.facts.name, runner.machine.toolchain.torch),
         )
 
-    def _require_right(self, case: _Case, evaluation: Evaluation) -> None:
-        """Raises _Settled where the kernel is wrong, or its manifest allows what was not verified."""
-        from pytest_cudaforge.display import evaluation_text
-
-        if not evaluation.passed:
-            raise _Settled("failed", evaluation_text(evaluation), changes=case.changes)
-        # Nothing outside its guard was probed: one that is wider than what was found to be right is narrower here.
-        verified = evaluation.verification.guard if evaluation.verification is not None else None
-        if verified is not None and trusted.wider(case.kernel.entry.guard, verified):
-            told = "; ".join(verified.reasons) or "see its guard"
-            reason = f"its manifest entry lets dispatch use it where it is not right: {told}"
-            raise _Settled("failed", reason, changes=case.changes)
-
     # -- answers
 
-    def _answer(
-        self, case: _Case, runner: Runner, name: str, findings: Sequence[Finding], race: Race | None
-    ) -> GuardRecord:
-        outcome = _outcome(findings, runner.fit)
-        reason = _reason(findings, case, outcome, runner)
-        record = self._record(case.kernel, name, outcome, reason)
-        told = Circumstances(
-            kernel=record.id,
-            machine=runner.machine.text,
-            command=record.command,
-            base=f"{self.base.commit.ref} at {self.base.commit.told}",
-            runner=runner.text,
-        )
-        notes = (*case.notes, *(race.notes if race is not None else ()))
-        unraced = [f"against its version at the merge base: unchanged since {case.since}"] if case.since else []
-        return replace(
-            record,
-            findings=tuple(findings),
-            text="\n".join([*unraced, *(guard.describe(finding, told) for finding in _worst_first(findings))]),
-            changes=case.changes,
-            notes=notes,
-            since=case.since,
-        )
-
-    def _record(self, kernel: GuardedKernel, name: str, outcome: Verdict, reason: str) -> GuardRecord:
-        item = kernel.item(name)
+    def _record(self, kernel: GuardedKernel, name: str, item: str, raced: bool) -> GuardRecord:
         return GuardRecord(
             item,
             kernel.entry.target,
             name,
-            outcome,
-            reason,
+            "cancelled",
+            raced,
             language=kernel.entry.language,
             arch=kernel.entry.arch,
             command=f"pytest --forge-guard --forge-base {self.base.commit.short} '{item}'",
         )
 
-    def _settled(self, kernel: GuardedKernel, name: str, settled: _Settled) -> GuardRecord:
-        record = self._record(kernel, name, settled.outcome, settled.reason.splitlines()[0])
-        return replace(record, text=settled.reason, changes=settled.changes)
+    def _answer(
+        self,
+        entrant: _Entrant,
+        runner: Runner,
+        record: GuardRecord,
+        findings: Sequence[Finding],
+        notes: Sequence[str],
+    ) -> GuardRecord:
+        commit = self.base.commit
+        told = Circumstances(
+            kernel=record.id,
+            machine=runner.machine.text,
+            command=record.command,
+            base=f"{commit.ref} at {commit.told}",
+            runner=runner.text,
+        )
+        outcome = _outcome(findings, runner.fit)
+        since = [f"against its version at the merge base: unchanged since {entrant.since}"] if entrant.since else []
+        return replace(
+            record,
+            outcome=outcome,
+            reason=_reason(findings, entrant.since, outcome),
+            findings=tuple(findings),
+            text="\n".join([*since, *(guard.describe(finding, told) for finding in _worst_first(findings))]),
+            changes=entrant.changes,
+            notes=(*entrant.notes, *notes),
+            since=entrant.since,
+        )
 
-    def _failed(self, kernel: GuardedKernel, name: str, text: str) -> GuardRecord:
-        return replace(self._record(kernel, name, "failed", text.splitlines()[0]), text=text)
+    # -- devices and children
 
-    # -- devices
+    def _runner(self, arch: str) -> Runner:
+        if arch not in self._runners:
+            self._runners[arch] = self.runner_of(hardware.detect_in_child(_device(arch)))
+        return self._runners[arch]
 
-    def _runner(self, entry: Entry) -> Runner:
-        """Raises _Settled where this kernel's hardware is not here."""
-        device = self._device_name(entry.arch)
-        if device not in self._runners:
-            try:
-                self._runners[device] = self.runner_of(hardware.detect_in_child(device))
-            except DeviceError as error:
-                self._runners[device] = error.what
-        found = self._runners[device]
-        if isinstance(found, str):
-            raise _Settled("skipped", f"this kernel was made for {entry.arch}; {found}")
-        if found.facts.arch != entry.arch:
-            raise _Settled("skipped", f"this kernel was made for {entry.arch}; the GPU here is {found.facts.arch}")
-        return found
-
-    def _device_name(self, arch: str) -> str:
-        if arch == "cpu":
-            return "cpu"
-        return self.settings.device if self.settings.device.startswith("cuda") else "cuda:0"
-
-    def _evaluator(self, entry: Entry) -> Evaluator:
-        device = self._device_name(entry.arch)
+    def _evaluator(self, device: str) -> Evaluator:
         if device not in self._evaluators:
             opened = open_evaluator(self.settings, device=device, python_paths=(*self.python_paths, self.root))
             self._evaluators[device] = self._stack.enter_context(opened)
         return self._evaluators[device]
+
+    def _any_evaluator(self) -> Evaluator:
+        return next(iter(self._evaluators.values()), None) or self._evaluator("cpu")
 
     def _oracle_of_base(self) -> OracleClient:
         """Imports the merge base's files: in a process of its own, since their names are the head's."""
@@ -395,12 +396,25 @@ class GuardSession:
             yield str(self.base.root / path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
 
+def _device(arch: str) -> str:
+    return "cpu" if arch == "cpu" else "cuda:0"
+
+
+def _races_of(kernel: GuardedKernel, names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name, item) for name in names for item, raced in kernel.items(name) if raced]
+
+
+def _candidate_of(manifest: Path | None, entry: Entry | None) -> tuple[Candidate | None, tuple[str, ...]]:
+    """The merge base's kernel, or a note why it is not to be had."""
+    if manifest is None or entry is None:
+        return None, ()
+    try:
+        return Candidate.of(entry.language, entry.sources(manifest)), ()
+    except UsageError as error:
+        return None, (f"the merge base's kernel was left out: {error.what}",)
+
+
 # -- words -------------------------------------------------------------------------------------------------------
-
-
-def _failure(failure: RaceFailure, case: _Case) -> _Settled:
-    reason = f"{failure.workload}: {failure.status.value} in the race: {failure.reason}"
-    return _Settled("failed", reason, changes=case.changes)
 
 
 _ORDER: tuple[guard.GuardOutcome, ...] = ("regression", "inconclusive", "pass")
@@ -417,12 +431,12 @@ def _outcome(findings: Sequence[Finding], fit: bool) -> Verdict:
     return "unfit" if worst == "regression" and not fit else worst
 
 
-def _reason(findings: Sequence[Finding], case: _Case, outcome: Verdict, runner: Runner) -> str:
+def _reason(findings: Sequence[Finding], since: str, outcome: Verdict) -> str:
     if not findings:
         return "nothing was measured"
     if outcome == "pass":
         parts = [_short(finding) for finding in findings]
-        return ", ".join([*parts, f"unchanged since {case.since}"] if case.since else parts)
+        return ", ".join([*parts, f"unchanged since {since}"] if since else parts)
     worst = _worst_first(findings)[0].text
     return f"this runner is unfit and decides nothing: {worst}" if outcome == "unfit" else worst
 

@@ -35,7 +35,8 @@ class Change:
 
 @dataclass(frozen=True)
 class GuardRecord:
-    """One item's answer: a workload of one kernel, or a module. ``id``: the item's. ``language``: "" of a plain module.
+    """One item's answer: a workload of one kernel, or a module. ``id``: the item's. ``raced``: it asks for the time,
+    too; else only whether the kernel is right. ``language``: "" of a plain module.
     ``since``: the commit since which the kernel is as it is, where it is the merge base's byte for byte; its version
     there is not raced then. ``reason``: the answer in one line, ``text`` in full. ``seconds``: of the whole decision,
     shared among the workloads of a kernel."""
@@ -44,6 +45,7 @@ class GuardRecord:
     target: str
     workload: str
     outcome: Verdict
+    raced: bool = True
     reason: str = ""
     text: str = ""
     language: str = ""
@@ -61,7 +63,7 @@ class GuardRecord:
 class GuardReport:
     """A run of the guard. ``base``: the merge base as text, ``runner``: what calibration says of this machine.
     ``changes`` concern no kernel in particular; ``removed``: kernels of the merge base that are gone. ``alarms``: what
-    the history says. ``error``: why there are no records."""
+    the history says. ``strict``: what is inconclusive fails, too. ``error``: why there are no records."""
 
     records: tuple[GuardRecord, ...] = ()
     base: str = ""
@@ -72,8 +74,14 @@ class GuardReport:
     removed: tuple[str, ...] = ()
     alarms: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    strict: bool = False
     error: str = ""
     seconds: float = 0.0
+
+    @property
+    def failing(self) -> tuple[Verdict, ...]:
+        """Outcomes that fail a build."""
+        return ("regression", "failed", "inconclusive") if self.strict else ("regression", "failed")
 
     def of(self, item: str) -> GuardRecord | None:
         """The record of the item with this id."""

@@ -23,7 +23,7 @@ from pytest_cudaforge.errors import UsageError
 if TYPE_CHECKING:
     from git import Git, Repo
 
-__all__ = ["MergeBase", "changed_files", "find_merge_base", "last_change", "worktree"]
+__all__ = ["MergeBase", "changed_files", "find_merge_base", "last_change", "text_at", "worktree"]
 
 #: Where a clone's default branch is looked for when nothing says which one it is.
 _USUAL_NAMES = ("origin/main", "origin/master", "main", "master")
@@ -105,6 +105,12 @@ def last_change(base: MergeBase, path: Path) -> str:
     with _git_errors(), _repo(base.top) as repo, _own_environment(repo):
         found = repo.git.log("-1", "--no-show-signature", "--format=%H", base.sha, "--", f":(top,literal){path}")
         return (str(found) or base.sha)[:9]
+
+
+def text_at(base: MergeBase, path: Path) -> str:
+    """A file's text at the merge base, by its path below the repo's top; "" where it has no such file."""
+    with _git_errors(), _repo(base.top) as repo, _own_environment(repo):
+        return str(repo.git.show(f"{base.sha}:{path.as_posix()}", with_exceptions=False, strip_newline_in_stdout=False))
 
 
 def changed_files(base: MergeBase) -> tuple[str, ...]:

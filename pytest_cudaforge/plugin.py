@@ -47,6 +47,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="a target that got no new kernel fails, and so does a case that cannot be verified here",
     )
+    group.addoption(
+        "--forge-guard", action="store_true", help="race the forged kernels against their merge base and reference"
+    )
+    group.addoption(
+        "--forge-base", metavar="REF", help="guard against the merge base with this (default: the default branch)"
+    )
+    group.addoption(
+        "--forge-guard-inconclusive",
+        metavar="HOW",
+        choices=("neutral", "fail"),
+        help="what an undecided race is: neutral (default), or fail",
+    )
+    group.addoption("--forge-history", metavar="FILE", help="the guard's history (default: .cudaforge/history.jsonl)")
     parser.addini("forge_paths", "files and folders that --forge scans when no path is given", type="paths")
     parser.addini("forge_cases", "run the cases of forged kernels when no path is given", type="bool", default=False)
     parser.addini("forge_dir", "folder of the forged kernels, below rootdir (default: forged)", default="")
@@ -54,10 +67,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    if config.getoption("forge") and config.getoption("forge_guard"):
+        raise pytest.UsageError("--forge and --forge-guard are two runs: forge first, then guard what was merged")
     if config.getoption("forge"):
         from pytest_cudaforge.forging import ForgeRun
 
         config.pluginmanager.register(ForgeRun.prepare(config), "cudaforge-run")
+    elif config.getoption("forge_guard"):
+        from pytest_cudaforge.guarding import GuardRun
+        from pytest_cudaforge.items import GUARD_PLUGIN
+
+        config.pluginmanager.register(GuardRun.prepare(config), GUARD_PLUGIN)
     elif config.args_source is not pytest.Config.ArgsSource.ARGS and _cases_wanted(config):
         _add_cases(config)
 

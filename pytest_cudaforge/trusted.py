@@ -22,7 +22,6 @@ __all__ = [
     "guard_changes",
     "ini_changes",
     "promise_changes",
-    "promised_at_base",
     "suspicious_files",
     "trusted_settings",
     "trusted_terms",
@@ -81,11 +80,6 @@ def trusted_terms(
 
 
 # -- the manifest ------------------------------------------------------------------------------------------------
-
-
-def promised_at_base(head: Entry, base: Entry | None, workload: str) -> EntryWorkload | None:
-    """Whose promise counts: the merge base's, where it has the kernel and the workload."""
-    return _workload(base, workload) or _workload(head, workload)
 
 
 def promise_changes(head: Entry, base: Entry | None) -> tuple[Change, ...]:
