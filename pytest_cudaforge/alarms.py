@@ -8,7 +8,8 @@ and is silent before:
 sick_runner    :data:`FEWEST_PAST` earlier runs of the same reference (eager or compiled) of the same target source on
                the same hardware with the same toolchain; the last :data:`MOST_PAST` count. It is slower than their
                median by :data:`SICK`, all of this sitting is (its 5th percentile too), and so far out of their own
-               spread that chance does it once in a thousand runs, however many references the run has.
+               spread that chance does it once in a thousand runs, however many references the run has. One of many
+               that is slow all by itself, its sitting's other reference not, says nothing of the runner.
 toolchain      :data:`FEWEST_FAST` earlier runs of the same kernel, byte by byte, in which it was surely faster than its
                reference, on the same hardware, the last of them with another toolchain; now the whole 99 % interval
                says slower, by more than the guard's thresholds, relative and absolute.
@@ -50,8 +51,8 @@ FEWEST_DRIFT, MOST_DRIFT, DRIFT = 15, 60, 0.05
 CHANCE = 0.001
 #: Nothing is measured better than that (share of a time).
 _LEAST_SPREAD = 0.005
-#: How many slow references an alarm names.
-_NAMED = 3
+#: How many slow references an alarm names, and from how many judged on one that is slow alone says nothing.
+_NAMED, _MANY = 3, 4
 
 _T = TypeVar("_T")
 
@@ -175,7 +176,7 @@ class _Reference:
         if sample is None or self.slower <= SICK or sample.low_ns <= self.median_ns:
             return False
         logs = [math.log(value) for value in self.past_ns]
-        return math.log(self.now_ns) > trend.limit(logs, CHANCE / judged, least_spread=_LEAST_SPREAD)
+        return math.log(self.now_ns) > trend.limit(logs, CHANCE / judged, least_spread=_LEAST_SPREAD, far=SICK)
 
     @property
     def text(self) -> str:
@@ -188,7 +189,7 @@ class _Reference:
 def _sick_runner(past: _Past, now: Sequence[Measurement]) -> tuple[Alarm, ...]:
     judged = [reference for measurement in now for reference in _references(past, measurement)]
     slow = sorted((one for one in judged if one.slow(len(judged))), key=lambda one: -one.slower)
-    if not slow:
+    if not slow or _alone(slow, judged):
         return ()
     machine = slow[0].measurement.run.machine
     text = (
@@ -206,6 +207,14 @@ def _sick_runner(past: _Past, now: Sequence[Measurement]) -> tuple[Alarm, ...]:
         f"stand. {_inspection(machine)}, and run again, on another machine if there is one"
     )
     return (Alarm("sick_runner", targets, text, advice, machine.text),)
+
+
+def _alone(slow: Sequence[_Reference], judged: Sequence[_Reference]) -> bool:
+    """One of many, in a sitting whose other reference was as fast as ever: that is no runner that is slow."""
+    if len(slow) > 1 or len(judged) < _MANY:
+        return False
+    beside = [one for one in judged if one.measurement is slow[0].measurement and one is not slow[0]]
+    return bool(beside) and all(one.slower < SICK / 2.0 for one in beside)
 
 
 def _references(past: _Past, now: Measurement) -> list[_Reference]:
@@ -330,7 +339,7 @@ def _creeps(values: Sequence[float], least: float, chance: float) -> bool:
         return False
     step = trend.slope(logs)
     about = [value - step * index for index, value in enumerate(logs)]
-    return last - first > 2.0 * trend.clipped_spread(about) and trend.rising(logs) < chance
+    return last - first > 2.0 * statistics.stdev(about) and trend.rising(logs) < chance
 
 
 def _drift_alarm(now: Measurement, window: Sequence[Measurement], times: Sequence[float]) -> Alarm:

@@ -17,21 +17,21 @@ from pytest_cudaforge.distributions import student_t
 __all__ = ["clipped_spread", "limit", "rising", "slope", "thirds"]
 
 
-def clipped_spread(values: Sequence[float]) -> float:
-    """The standard deviation after the highest tenth (rounded up, from eight values on) is pulled to the next value: a
-    bad day in the past must not hide the next one. Needs two values."""
-    ordered = sorted(values)
-    clipped = math.ceil(len(ordered) / 10) if len(ordered) >= 8 else 0
-    if clipped:
-        ordered[-clipped:] = [ordered[-clipped - 1]] * clipped
+def clipped_spread(values: Sequence[float], far: float) -> float:
+    """The standard deviation after values more than ``far`` above the median are pulled there, one in ten (rounded up)
+    at most: a bad day in the past must not hide the next one. Needs two values."""
+    ordered, median = sorted(values), statistics.median(values)
+    for index in range(len(ordered) - math.ceil(len(ordered) / 10), len(ordered)):
+        ordered[index] = min(ordered[index], median + far)
     return statistics.stdev(ordered)
 
 
-def limit(past: Sequence[float], chance: float, *, least_spread: float) -> float:
+def limit(past: Sequence[float], chance: float, *, least_spread: float, far: float) -> float:
     """What one more value of the same kind as ``past`` passes with the probability ``chance`` only, by Student's
-    prediction interval about the median. The past is taken to spread by ``least_spread`` at least."""
+    prediction interval about the median. The past is taken to spread by ``least_spread`` at least; bad days in it are
+    those ``far`` above its median."""
     count = len(past)
-    spread = max(clipped_spread(past), least_spread)
+    spread = max(clipped_spread(past, far), least_spread)
     return statistics.median(past) + student_t(1.0 - chance, count - 1) * spread * math.sqrt(1.0 + 1.0 / count)
 
 

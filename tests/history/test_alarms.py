@@ -99,6 +99,16 @@ def test_one_slow_reference_of_many_concerns_its_own_target() -> None:
     assert history.doubtful([alarm], "layers.py::Layer4") and not history.doubtful([alarm], "layers.py::Layer5")
 
 
+def test_one_reference_that_is_slow_beside_a_fast_one_is_no_sick_runner() -> None:
+    past, now = [], []
+    for index in range(10):
+        target = f"layers.py::Layer{index}"
+        past += like(CALM, 0.01, index, 12, target=target)
+        now.append(measurement(90, CALM | ({"eager": 156_000.0} if index == 4 else {}), target=target))
+    assert kinds(past, now) == []
+    assert kinds(past, [now[4]]) == ["sick_runner"], "with nobody else to ask it is the runner, for all that is known"
+
+
 def test_a_device_that_was_never_seen_is_told() -> None:
     twin = replace(H200, device_id="99999999")
     (alarm,) = history.alarms(like(CALM, 0.01, 1, 12), slowed(1.3, machine=twin))

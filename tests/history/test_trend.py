@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
@@ -34,14 +35,18 @@ def test_a_series_with_memory_is_judged_with_more_care() -> None:
 
 def test_the_limit_of_a_short_past_is_far() -> None:
     past = [100.0, 101.0, 99.0, 100.0, 101.0, 99.0]
-    assert trend.limit(past, 0.001, least_spread=0.0) > trend.limit(past * 4, 0.001, least_spread=0.0) > 101.0
-    assert trend.limit([100.0] * 6, 0.001, least_spread=1.0) > 100.0 + 3.0
+    assert (
+        trend.limit(past, 0.001, least_spread=0.0, far=10.0)
+        > trend.limit(past * 4, 0.001, least_spread=0.0, far=10.0)
+        > 101.0
+    )
+    assert trend.limit([100.0] * 6, 0.001, least_spread=1.0, far=10.0) > 100.0 + 3.0
 
 
 def test_one_bad_day_does_not_widen_the_spread() -> None:
     calm = [100.0, 101.0, 99.0, 100.5, 99.5, 100.0, 101.0, 99.0]
-    assert trend.clipped_spread([*calm, 160.0]) < 1.1
-    assert trend.clipped_spread(calm[:7]) > 0
+    assert trend.clipped_spread([*calm, 160.0], 2.0) < 1.1
+    assert trend.clipped_spread(calm, 2.0) == statistics.stdev(calm)
 
 
 def test_the_first_and_the_last_third() -> None:
