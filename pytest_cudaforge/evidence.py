@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_cudaforge import attempts, figures
-from pytest_cudaforge.hardware.diagnosis import Diagnosis, diagnose
+from pytest_cudaforge.hardware.diagnosis import IN_CALL_BYTES, Diagnosis, diagnose, telling_metrics
 from pytest_cudaforge.prompts import fence, sheets
 from pytest_cudaforge.records import (
     Baseline,
@@ -23,6 +23,8 @@ from pytest_cudaforge.records import (
     ProfiledKernel,
     Round,
     RuleFinding,
+    Timing,
+    WorkloadTiming,
 )
 
 __all__ = ["MAX_TOKENS", "Page", "estimate_tokens", "page"]
@@ -33,6 +35,8 @@ MAX_TOKENS = 2500
 _LINE_CHARACTERS = 320
 _SOURCE_CHARACTERS = 110
 _SHOWN_LINES, _SHOWN_FIGURES = 8, 4
+#: Of a library's kernel, where its whole name stands above.
+_NAME_CHARACTERS = 64
 
 _RUNGS = {
     "ncu": "hardware counters (Nsight Compute)",
@@ -88,7 +92,8 @@ def page(
     """
     sections = [
         _Section("", tuple(_times(evaluation, baselines, device))),
-        *_profile(evaluation.profile),
+        _Section("", tuple(_bound_told(evaluation.profile, evaluation.timing))),
+        *_profile(evaluation.profile, evaluation.timing.own_share if evaluation.timing is not None else None),
         _Section("Kernels as compiled:", tuple(_resources(evaluation))),
         _Section("Earlier optimizations, the latest first:", tuple(_memory(rounds)), fenced=True),
     ]
@@ -112,23 +117,45 @@ def _times(evaluation: Evaluation, baselines: Sequence[Baseline], device: Device
         yield _Line(f"Device: {sheets.render_device(device)}", 2, "device")
 
 
-def _profile(profile: Profile | None) -> Iterator[_Section]:
+def _bound_told(profile: Profile | None, timing: Timing | None) -> Iterator[_Line]:
+    """What the times' bound takes for granted, and what the profile knows where a candidate passes it."""
+    facts = {name: value for name, value, _ in profile.facts} if profile is not None else {}
+    plain_ns = facts.get("speed_of_light_plain_fp32")
+    if plain_ns is not None:
+        text = "takes products of parts on tensor cores (3xTF32), which this precision allows; in plain fp32 it is"
+        yield _Line(f"The bound {text} {sheets.render_ns(plain_ns)}.", 0, "bound")
+    moved, needed = facts.get("dram_bytes"), facts.get("minimal_bytes")
+    passed = any(line.roofline_ns and line.candidate.median_ns < line.roofline_ns for line in _timed(timing))
+    if passed and moved and needed and moved < needed:
+        counted, all_bytes = figures.show(moved, "byte"), figures.show(needed, "byte")
+        text = f"of the {all_bytes} that the bound counts, {counted} went through device memory"
+        yield _Line(f"It passes the bound: {text}; the rest was not touched, or stayed in a cache.", 0, "bound")
+
+
+def _timed(timing: Timing | None) -> Sequence[WorkloadTiming]:
+    return timing.workloads if timing is not None else ()
+
+
+def _profile(profile: Profile | None, own_share: float | None) -> Iterator[_Section]:
     if profile is None:
         yield _Section("", (_Line("No profile was taken: times and compiler are all there is.", 0, "note"),))
         return
     yield _Section("", tuple(_standing(profile)))
-    own = diagnose(profile)
+    found = diagnose(profile)
     # On a CPU rules are called like bounds: what bounds the kernel is said once, with the rule's estimate.
     gains = {(rule.kernel, rule.rule): rule.speedup_percent for rule in profile.rules}
-    said = {(found.kernel, found.bound) for found in own}
+    said = {(one.kernel, one.bound) for one in found}
     rules = [rule for rule in profile.rules if (rule.kernel, rule.rule) not in said]
-    facts = _lines(map(_figure, _facts(profile, own)), "figures of the call", 3, every=4)
-    yield _Section("Where the time goes (under the profiler: shares count):", tuple(_kernels(profile)))
-    yield _Section("What bounds it:", tuple(_bounds(own, gains)))
+    facts = _lines(map(_figure, _facts(profile, own_share)), "figures of the call", 3, every=4)
+    longest = max(profile.kernels, key=lambda k: (bool(k.metrics), k.duration_ns or 0.0), default=None)
+    yield _Section(f"Where the time goes ({_circumstances(profile)}: shares count):", tuple(_kernels(profile)))
+    yield _Section("What bounds it:", tuple(_bounds(found, gains)))
     yield _Section("Rules of the profiler, with its own estimate of the gain:", tuple(_rules(rules)))
-    yield _Section("Hot lines of the source:", tuple(_hot(profile, own)), fenced=True)
+    yield _Section("Hot lines of the source:", tuple(_hot(profile, found)), fenced=True)
     yield _Section("The whole call:", tuple(facts))
-    yield _Section("Other metrics:", tuple(_metrics(profile, own)))
+    if longest is not None:
+        whose = _name(longest.function, _NAME_CHARACTERS)
+        yield _Section(f"Other metrics of {whose}:", tuple(_metrics(profile, longest, found)))
     yield _Section("The compiler remarks:", tuple(_lines(profile.remarks, "compiler's remarks", 4, every=2)), True)
 
 
@@ -138,6 +165,15 @@ def _standing(profile: Profile) -> Iterator[_Line]:
     rests_on = _TIMED if timed else _RUNGS[profile.rung]
     yield _Line(f"Evidence: {rests_on}; {kind}, of this very candidate.", 0, "note")
     yield from _lines((f"Note: {note}" for note in profile.notes), "notes", 1)
+
+
+def _circumstances(profile: Profile) -> str:
+    """Under which times of kernels were taken, for whoever compares them with those of the clock."""
+    if any(name == IN_CALL_BYTES for kernel in profile.kernels for name, _, _ in kernel.metrics):
+        return "under the profiler, each kernel inside the call"
+    if profile.rung == "ncu" and len(profile.kernels) > 1:
+        return "under the profiler, each kernel alone and from empty caches, which hides what the L2 would keep for it"
+    return "under the profiler"
 
 
 def _kernels(profile: Profile) -> Iterator[_Line]:
@@ -162,13 +198,15 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " by ".join(map(str, trimmed))
 
 
-def _bounds(own: Sequence[Diagnosis], gains: Mapping[tuple[str, str], float | None]) -> Iterator[_Line]:
-    for index, found in enumerate(own):
-        shown = "; ".join(map(_figure, found.figures))
-        gain = _gain(gains.get((found.kernel, found.bound)))
-        text = f"- {_name(found.kernel)}{gain}: {found.bound}: {found.explanation}." + (f" {shown}" if shown else "")
+def _bounds(found: Sequence[Diagnosis], gains: Mapping[tuple[str, str], float | None]) -> Iterator[_Line]:
+    for index, one in enumerate(found):
+        shown = "; ".join(map(_figure, one.figures))
+        gain = _gain(gains.get((one.kernel, one.bound)))
+        whose = "" if one.own else " (library: to be replaced or fused)"
+        text = f"- {_name(one.kernel, _NAME_CHARACTERS)}{whose}{gain}: {one.bound}: {one.explanation}."
+        where = f" At {one.lines[0].file}:{one.lines[0].line}." if one.lines else ""
         # Names of metrics are long, and this is the line that matters most.
-        yield _Line(_one_line(text, 2 * _LINE_CHARACTERS), index, "bounds")
+        yield _Line(_one_line(f"{text}{f' {shown}.' if shown else ''}{where}", 2 * _LINE_CHARACTERS), index, "bounds")
 
 
 def _rules(rules: Sequence[RuleFinding]) -> Iterator[_Line]:
@@ -185,12 +223,17 @@ def _gain(percent: float | None) -> str:
     return "" if not percent else f" ({percent:.3g} % of the kernel's time)"
 
 
-def _hot(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
-    """The lines that show each kernel's bound, then the hottest of all."""
-    telling = [line for found in own for line in found.lines[:3]]
-    hottest = sorted(profile.lines, key=lambda line: -(line.share or 0.0))
-    ordered = dict.fromkeys([*telling, *hottest])
-    yield from _lines((_hot_line(line) for line in list(ordered)[:_SHOWN_LINES]), "hot lines", 1)
+def _hot(profile: Profile, found: Sequence[Diagnosis]) -> Iterator[_Line]:
+    """By kernel, the one first in which most time goes: the lines that show its bound and the hottest of all, by their
+    share."""
+    weight = {one.kernel: one.share or 0.0 for one in found}
+    telling = [line for one in found for line in one.lines[:2]]
+    hottest = sorted(profile.lines, key=lambda line: -(line.share or 0.0) * weight.get(line.kernel, 1.0))
+    chosen = list(dict.fromkeys([*telling, *hottest]))[:_SHOWN_LINES]
+    kernels = sorted(dict.fromkeys(line.kernel for line in chosen), key=lambda name: -weight.get(name, 0.0))
+    for kernel in kernels:
+        lines = sorted((line for line in chosen if line.kernel == kernel), key=lambda line: -(line.share or 0.0))
+        yield from _lines([f"In {_name(kernel)}:", *map(_hot_line, lines)], "hot lines", 1)
 
 
 def _hot_line(line: HotLine) -> str:
@@ -204,17 +247,17 @@ def _hot_line(line: HotLine) -> str:
     )
 
 
-def _facts(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[Figure]:
-    """The call's figures that no bound cites."""
-    cited = {figure for found in own for figure in found.figures}
-    return (fact for fact in profile.facts if fact not in cited)
+def _facts(profile: Profile, own_share: float | None) -> Iterator[Figure]:
+    """The call's figures, but for those that stand elsewhere: the device's, and own kernels' share of the time where
+    the clock has told it."""
+    elsewhere = {"l2_bytes", "speed_of_light_plain_fp32", *(["own_share"] if own_share is not None else [])}
+    return (fact for fact in profile.facts if fact[0] not in elsewhere)
 
 
-def _metrics(profile: Profile, own: Sequence[Diagnosis]) -> Iterator[_Line]:
-    """What neither the bounds nor the whole call say, of the own kernel that takes longest."""
-    longest = max(profile.kernels, key=lambda kernel: (kernel.own, kernel.duration_ns or 0.0), default=None)
-    cited = {figure for found in own for figure in found.figures if longest and found.kernel == longest.function}
-    rest = [metric for metric in (longest.metrics if longest else ()) if metric not in {*cited, *profile.facts}]
+def _metrics(profile: Profile, kernel: ProfiledKernel, found: Sequence[Diagnosis]) -> Iterator[_Line]:
+    """What neither the bounds nor the whole call say of the kernel that takes longest."""
+    cited = {figure for one in found for figure in one.figures if one.kernel == kernel.function}
+    rest = [metric for metric in telling_metrics(kernel) if metric not in {*cited, *profile.facts}]
     # What did not happen says least.
     rest.sort(key=lambda metric: metric[1] == 0.0)
     yield from _lines(map(_figure, rest), "metrics", 3, every=4)
@@ -234,8 +277,9 @@ def _figure(figure: Figure) -> str:
     return f"{name} {figures.show(value, unit)}"
 
 
-def _name(kernel: str) -> str:
-    return f"`{kernel.replace('`', chr(39))}`"
+def _name(kernel: str, limit: int = 1000) -> str:
+    kept = kernel if len(kernel) <= limit else f"{kernel[: limit - 3]}..."
+    return f"`{kept.replace('`', chr(39))}`"
 
 
 def _one_line(text: str, limit: int) -> str:

@@ -22,11 +22,24 @@ _MOST_RULES, _SAME_RULE = 16, 2
 #: Lines of one kernel: the hottest, and those that show an excess.
 _HOT_LINES, _EXCESS_LINES = 8, 4
 _MOST_STALLS = 3
+_ASM, _ASM_LINES = re.compile(r"\basm\b"), 12
 #: Compressible memory is not a plan's to ask for.
+_NAME = 120
 _NOT_OURS = frozenset({"MemoryL2Compression"})
+#: Rules that go by addresses, and what they are about.
+_DOUBTED = {"UncoalescedGlobalAccess": "global", "UncoalescedSharedAccess": "shared"}
+_USED = re.compile(r"\bonly (\d+(?:\.\d+)?) of the (\d+(?:\.\d+)?) bytes")
+_WAVES, _GLOBAL_SECTORS = "launch__waves_per_multiprocessor", "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
+#: Of a kernel's sectors: a pattern of fewer is no fault of the kernel.
+_FEW = 0.05
 _SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)", "Warp Stall Sampling (All Cycles)")
 _EXCESS = ("L2 Theoretical Sectors Global Excessive", "L1 Wavefronts Shared Excessive", "L2 Theoretical Sectors Local")
 _COUNTED = ("Instructions Executed", "L2 Theoretical Sectors Global", "L1 Wavefronts Shared")
+_CLOCKS = (
+    "smsp__cycles_elapsed.avg.per_second",
+    "sm__cycles_elapsed.avg.per_second",
+    "gpc__cycles_elapsed.avg.per_second",
+)
 _UNITS = {"Sectors": "sector", "Wavefronts": "wavefront", "Instructions": "inst"}
 
 Figure = tuple[str, float, str]
@@ -48,13 +61,14 @@ def profile_of(
     counts = {launch.number: _count(launch, functions, static) if once else 1 for launch in launches}
     kernels = tuple(_kernels(launches, seen, functions, static, counts))
     unseen = _unseen(kernels, static)
-    by_number = {launch.number: launch.symbol for launch in launches}
+    by_number = {launch.number: launch for launch in launches}
+    doubted = {one.symbol: metrics.contradicted(one.figures) for one in launches}
     return replace(
         static,
         rung="ncu",
         kernels=(*kernels, *unseen),
         rules=tuple(_rules(reading.rules, by_number, functions)),
-        lines=tuple(_lines(reading.lines, functions, call.candidate)),
+        lines=tuple(_lines(reading.lines, functions, doubted, call.candidate)),
         facts=(*static.facts, *_facts(launches, seen, kernels, counts, known)),
         notes=(*static.notes, *((_ONCE,) if once else ()), *((_UNSEEN,) if unseen else ())),
     )
@@ -167,7 +181,7 @@ def readable_name(symbol: str) -> str:
     is."""
     match = re.match(r"_ZN?K?", symbol)
     if match is None:
-        return symbol[:120]
+        return _cut(symbol)
     parts: list[str] = []
     position = match.end()
     while (found := re.compile(r"(\d+)").match(symbol, position)) is not None:
@@ -176,7 +190,11 @@ def readable_name(symbol: str) -> str:
         part = symbol[start : start + length]
         parts += [] if part.startswith("_GLOBAL__N") else [part]
         position = start + length
-    return "::".join(parts)[:120] or symbol[:120]
+    return _cut("::".join(parts) or symbol)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
 
 
 # -- the whole call ----------------------------------------------------------------------------------------------
@@ -193,6 +211,10 @@ def _facts(
     if not total_ns:
         return
     yield "kernel_time", total_ns, "ns"
+    longest = max(launches, key=lambda launch: _duration_ns(launch.figures))
+    clocks = [longest.figures[name][0] for name in _CLOCKS if name in longest.figures]
+    if clocks:
+        yield "clock_under_profiler", clocks[0], "Hz"
     yield "own_share", 100.0 * sum(k.duration_ns or 0.0 for k in kernels if k.own) / total_ns, "%"
     parts = [(_moved(inside.get(one.number, one.figures)), counts[one.number]) for one in launches]
     if any(part is None for part, _ in parts):
@@ -207,23 +229,48 @@ def _facts(
 # -- rules and lines ---------------------------------------------------------------------------------------------
 
 
-def _rules(rules: Sequence[RawRule], symbols: Mapping[int, str], functions: Mapping[str, str]) -> Iterator[RuleFinding]:
+def _rules(
+    rules: Sequence[RawRule], launches: Mapping[int, RawKernel], functions: Mapping[str, str]
+) -> Iterator[RuleFinding]:
     """Of the candidate's own kernels, each rule at most twice (two stall reasons, say)."""
     told: Counter[tuple[str, str]] = Counter()
     for rule in rules:
-        function = functions.get(symbols.get(rule.number, ""))
+        launch = launches.get(rule.number)
+        function = functions.get(launch.symbol) if launch is not None else None
         if (
-            function is None
+            launch is None
+            or function is None
             or rule.rule in _NOT_OURS
             or told[function, rule.rule] >= _SAME_RULE
             or told.total() >= _MOST_RULES
+            or _empty(rule, launch.figures)
         ):
             continue
         told[function, rule.rule] += 1
         yield RuleFinding(function, rule.rule, rule.text, rule.speedup_percent)
 
 
-def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str], candidate: Candidate) -> Iterator[HotLine]:
+def _empty(rule: RawRule, figures: Figures) -> bool:
+    """Does the rule find fault with what did not happen, or hardly? It says so by thresholds of its own."""
+    used = _USED.search(rule.text)
+    if used is not None and float(used[1]) >= float(used[2]):
+        return True
+    if _DOUBTED.get(rule.rule, "") in metrics.contradicted(figures):
+        return True
+    # All blocks are on the SMs already: no resource keeps more of them away.
+    if rule.rule == "TheoreticalOccupancy" and 0.0 < figures.get(_WAVES, (0.0, ""))[0] <= 1.0:
+        return True
+    loads, stores = (figures.get(_GLOBAL_SECTORS.format(way), (0.0, ""))[0] for way in ("ld", "st"))
+    part = stores if "global stores" in rule.text else loads if "global loads" in rule.text else loads + stores
+    return rule.rule == "MemoryCacheAccessPattern" and part < _FEW * (loads + stores)
+
+
+def _lines(
+    lines: Sequence[SourceLine],
+    functions: Mapping[str, str],
+    doubted: Mapping[str, frozenset[str]],
+    candidate: Candidate,
+) -> Iterator[HotLine]:
     """Of each own kernel the lines with most samples, and those that show an excess.
 
     Their text is the candidate's, which was compiled without a file where ncu could find it.
@@ -231,14 +278,14 @@ def _lines(lines: Sequence[SourceLine], functions: Mapping[str, str], candidate:
     sources = {name: text.splitlines() for name, text in candidate.files}
     merged: dict[tuple[str, str, int], SourceLine] = {}
     for line in lines:
-        line = _with_excess(line)
+        line = _without(_with_excess(line), doubted.get(line.symbol, frozenset()))
         key = (line.symbol, line.file, line.line)
         known = merged.get(key)
         if known is not None:
             figures = {n: known.figures.get(n, 0.0) + line.figures.get(n, 0.0) for n in {*known.figures, *line.figures}}
             line = replace(line, figures=figures)
         source = sources.get(line.file, [])
-        merged[key] = replace(line, text=source[line.line - 1]) if 0 < line.line <= len(source) else line
+        merged[key] = replace(line, text=_statement(source, line.line)) if 0 < line.line <= len(source) else line
     for symbol in dict.fromkeys(line.symbol for line in merged.values()):
         if symbol in functions:
             yield from _hot([line for line in merged.values() if line.symbol == symbol], functions[symbol])
@@ -274,6 +321,23 @@ def _with_excess(line: SourceLine) -> SourceLine:
         if name not in figures and whole in figures and f"{whole} Ideal" in figures:
             figures[name] = max(0.0, figures[whole] - figures[f"{whole} Ideal"])
     return replace(line, figures=figures)
+
+
+def _without(line: SourceLine, doubted: frozenset[str]) -> SourceLine:
+    """Without excesses that were reckoned and not counted."""
+    gone = {name for name in _EXCESS[:2] if any(kind.capitalize() in name for kind in doubted)}
+    return replace(line, figures={name: value for name, value in line.figures.items() if name not in gone})
+
+
+def _statement(source: Sequence[str], number: int) -> str:
+    """A line's text; of an assembler statement over several lines, which the compiler knows by its last one, all of it
+    up to there."""
+    first = last = number - 1
+    while first and last - first < _ASM_LINES and source[first].lstrip().startswith((":", '"')):
+        first -= 1
+    if not _ASM.search(source[first]):
+        return source[last]
+    return " ".join(line.strip() for line in source[first : last + 1])
 
 
 def _figures(line: SourceLine) -> Iterator[Figure]:

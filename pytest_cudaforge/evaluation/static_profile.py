@@ -137,6 +137,11 @@ def static_facts(
     bound_ns = roofline.reference_ns(workload, precision, device, working_set_bytes)
     if bound_ns is not None:
         facts.append(("speed_of_light", bound_ns, "ns"))
+        plain_ns = roofline.minimal_ns(min_bytes, workload.flops, "fp32", device, working_set_bytes)
+        if precision == "fp32" and plain_ns is not None and plain_ns > bound_ns:
+            facts.append(("speed_of_light_plain_fp32", plain_ns, "ns"))
+    if device.kind == "cuda" and device.l2_bytes:
+        facts.append(("l2_bytes", float(device.l2_bytes), "byte"))
     return tuple(facts)
 
 

@@ -6,6 +6,9 @@ everything else (a grid of a few blocks, spilled registers) to what is left when
 Thresholds are those of Nsight Compute's own rules where it has one: 60 % of a unit's peak is "high", below it the
 kernel waits rather than works. A pattern (scattered accesses, spills, bank conflicts, round trips) is a bound only by
 what it costs: its share of a unit's work times how busy that unit is. A few bad accesses bound nothing.
+
+A profiler empties the caches before each kernel. Where a call has several, what a kernel moves through device memory is
+taken from inside the call (``in_call__...``), where what the kernel before it wrote may still be in the L2.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Literal
 from pytest_cudaforge.hardware.host_diagnosis import HOST_BOUNDS, host_findings
 from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel
 
-__all__ = ["BOUNDS", "Bound", "Diagnosis", "diagnose"]
+__all__ = ["BOUNDS", "IN_CALL_BYTES", "Bound", "Diagnosis", "diagnose", "telling_metrics"]
 
 Bound = Literal[
     "launch overhead",
@@ -29,6 +32,8 @@ Bound = Literal[
     "compute",
     "memory bandwidth",
     "cache bandwidth",
+    "math pipe",
+    "small grid",
     "occupancy",
     "memory latency",
     "synchronization",
@@ -45,8 +50,10 @@ BOUNDS: Mapping[str, str] = {
     "uncoalesced access": "a warp's accesses to global memory are spread over many sectors, of which little is used",
     "redundant global traffic": "the call moves far more bytes through device memory than its inputs and outputs have",
     "compute": "the SMs' own pipelines are busy with instructions, memory is not",
-    "memory bandwidth": "device memory is busy moving bytes that have to be moved",
+    "memory bandwidth": "device memory is busy: what counts is how many bytes are moved, and whether all are needed",
     "cache bandwidth": "caches or shared memory are busy, device memory is not",
+    "math pipe": "warps wait for a pipe, such as that of the tensor cores, which other warps are using",
+    "small grid": "all blocks are on the SMs at once and leave room for more: too few warps to hide latency",
     "occupancy": "too few warps fit on an SM to hide latency",
     "memory latency": "warps wait for loads from global memory, and no unit is busy",
     "synchronization": "warps wait for each other at barriers",
@@ -66,8 +73,14 @@ _LOW_OCCUPANCY = 40.0
 _COSTLY, _HALF = 25.0, 50.0
 #: A kernel that moves less of the call's bytes than this is not the one whose traffic is too much.
 _PART = 0.15
+#: In percent: a unit that is this busy hardly gains from more warps; a tensor pipe below it runs no tensor code (some
+#: instructions of ordinary kernels pass through it).
+_NEAR_FULL, TENSOR_USED = 70.0, 1.0
+#: In percent of the call's time: a library's kernel from here on counts.
+_LIBRARY_PART = 10.0
 #: Of a thread, where their traffic was not measured.
 _SPILLED_BYTES = 64.0
+_LIMIT = "launch__occupancy_limit_{}"
 _STALL = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
 
 
@@ -76,7 +89,8 @@ class Diagnosis:
     """One kernel's bound. ``figures`` stand in the profile (the kernel's metrics, or facts of the call) as they are.
 
     ``share``: of the call's time, where that is known. ``lines``: the source lines that show it, hottest first.
-    ``host``: a kernel on a CPU, whose bounds are those of :mod:`.host_diagnosis`.
+    ``host``: a kernel on a CPU, whose bounds are those of :mod:`.host_diagnosis`. ``own``: the candidate's; a library's
+    can only be replaced, or fused with what is around it.
     """
 
     kernel: str
@@ -85,6 +99,7 @@ class Diagnosis:
     share: float | None = None
     lines: tuple[HotLine, ...] = ()
     host: bool = False
+    own: bool = True
 
     @property
     def explanation(self) -> str:
@@ -93,18 +108,34 @@ class Diagnosis:
 
 
 def diagnose(profile: Profile) -> tuple[Diagnosis, ...]:
-    """A diagnosis of each of the candidate's own kernels, those first in which most of the time goes."""
+    """A diagnosis of each of the candidate's own kernels, and of a library's that take much of the time and were
+    counted; those first in which most of the time goes."""
     total_ns = sum(kernel.duration_ns or 0.0 for kernel in profile.kernels)
-    own = sorted((k for k in profile.kernels if k.own), key=lambda k: -(k.duration_ns or 0.0))
     found = []
-    for kernel in own:
+    for kernel in sorted(profile.kernels, key=lambda k: -(k.duration_ns or 0.0)):
         seen = _Seen(kernel, profile)
         host = seen.has("threads")
-        bound, names = _host_bound(kernel, profile) if host else _bound(seen)
         share = kernel.duration_ns / total_ns if kernel.duration_ns is not None and total_ns else None
-        lines = tuple(line for line in profile.lines if line.kernel == kernel.function)
-        found.append(Diagnosis(kernel.function, bound, seen.figures(names), share, _ordered(lines, bound), host))
+        if not kernel.own and (host or not kernel.metrics or 100.0 * (share or 0.0) < _LIBRARY_PART):
+            continue
+        bound, names = _host_bound(kernel, profile) if host else _bound(seen)
+        lines = tuple(line for line in profile.lines if line.kernel == kernel.function) if kernel.own else ()
+        found.append(
+            Diagnosis(kernel.function, bound, seen.figures(names), share, _ordered(lines, bound), host, kernel.own)
+        )
     return tuple(found)
+
+
+def telling_metrics(kernel: ProfiledKernel) -> tuple[tuple[str, float, str], ...]:
+    """Its metrics without those that mislead: instructions issued to the tensor pipe, which take it several cycles
+    each, where its cycles were counted, and what of its use is not tensor code."""
+    counted = {name for name, _, _ in kernel.metrics}
+    return tuple(
+        metric
+        for metric in kernel.metrics
+        if "pipe_tensor" not in metric[0]
+        or (metric[1] >= TENSOR_USED and (metric[0] != TENSOR_ISSUED or TENSOR not in counted))
+    )
 
 
 def _host_bound(kernel: ProfiledKernel, profile: Profile) -> tuple[str, tuple[str, ...]]:
@@ -131,9 +162,19 @@ class _Seen:
         return tuple(self._figures[name] for name in names if name in self._figures)
 
     @property
+    def dram(self) -> str:
+        """The figure that tells how busy device memory is, in percent: inside the call, where that was counted."""
+        return IN_CALL_DRAM if self.has(IN_CALL_DRAM) else DRAM
+
+    @property
     def memory_busy(self) -> float:
         """How near the busiest part of the memory system is to its peak, in percent."""
-        return max(self.get(DRAM), self.get(L1), self.get(L2))
+        return max(self.get(self.dram), self.get(L1), self.get(L2))
+
+    @property
+    def moved(self) -> float:
+        """Bytes of the kernel's launch through device memory, inside the call where that was counted."""
+        return self.get(IN_CALL_BYTES, self.get(READ) + self.get(WRITTEN))
 
     def stall(self, *reasons: str) -> float:
         return sum(self.get(_STALL.format(reason)) for reason in reasons)
@@ -161,6 +202,10 @@ WAVES = "launch__waves_per_multiprocessor"
 GRID = "launch__grid_size"
 SM_COUNT = "device__attribute_multiprocessor_count"
 DURATION = "gpu__time_duration.sum"
+IN_CALL_BYTES, IN_CALL_DRAM = "in_call__dram_bytes", "in_call__dram_share_of_ceiling"
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+TENSOR_ISSUED = "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active"
+FMA = "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active"
 SPILLED = "static__spill_bytes_per_thread"
 LOCAL_SHARE = "derived__local_sectors_share"
 CONFLICTS = "derived__shared_conflict_cycles_share"
@@ -221,39 +266,75 @@ def _uncoalesced(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     if excess * seen.memory_busy / 100.0 < _COSTLY and not (excess >= _HALF and waiting):
         return None
     worse = LOADS if seen.get(LOADS) >= seen.get(STORES) else STORES
-    return "uncoalesced access", (EXCESS, worse, max((L1, L2, DRAM), key=seen.get))
+    return "uncoalesced access", (EXCESS, worse, max((L1, L2, seen.dram), key=seen.get))
 
 
 def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
-    busy = max(seen.get(DRAM), seen.get(L2))
-    mine = seen.get(READ) + seen.get(WRITTEN) >= _PART * seen.get(MOVED)
+    busy = max(seen.get(seen.dram), seen.get(L2))
+    mine = seen.moved >= _PART * seen.get(MOVED) and not _emptied(seen)
     # Bytes that stay in the L2 between two kernels cost less, but are no more needed.
     if seen.get(REDUNDANCY) >= _REDUNDANT and mine and busy >= max(seen.get(SM), _SHARED_HIGH):
-        return "redundant global traffic", (REDUNDANCY, DRAM, "minimal_bytes")
+        return "redundant global traffic", (REDUNDANCY, seen.dram, "minimal_bytes")
     # Where nothing was counted, the plan tells of buffers between its kernels (on a CPU caches take them).
     if not seen.has(DRAM) and seen.has(GRID) and seen.get(PLANNED) >= _REDUNDANT and seen.get("scratch_bytes"):
         return "redundant global traffic", (PLANNED, "scratch_bytes", "minimal_bytes")
     return None
 
 
+def _emptied(seen: _Seen) -> bool:
+    """May the kernel's bytes be there only because the profiler emptied the caches before it? It was not looked at
+    inside its call, and what it moves would fit the L2 that the kernels before it left."""
+    alone = not seen.has(IN_CALL_BYTES) and len(seen.profile.kernels) > 1
+    return alone and 0.0 < seen.moved <= seen.get("l2_bytes")
+
+
 def _full(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
     """A unit near its peak: arithmetic, device memory or a cache, whichever is nearest."""
-    memory, arithmetic, cache = seen.get(DRAM), seen.get(SM), max(seen.get(L1), seen.get(L2))
-    if max(memory, arithmetic, cache) < _HIGH:
+    arithmetic, cache = seen.get(SM), max(seen.get(L1), seen.get(L2))
+    memory = 0.0 if _emptied(seen) else seen.get(seen.dram)
+    if max(memory, arithmetic, cache) < (_NEAR_FULL if _roomy(seen) else _HIGH):
         return None
     if arithmetic >= max(memory, cache):
-        return "compute", (SM, DRAM, ISSUE)
+        return "compute", (SM, seen.dram, _busy_pipe(seen) or ISSUE)
     nearer = L1 if seen.get(L1) > seen.get(L2) else L2
     # A large cache takes some of the writes that device memory would have to.
     if memory >= _HIGH or (nearer == L2 and memory >= _SHARED_HIGH):
-        return "memory bandwidth", (DRAM, L2 if seen.get(L2) > memory else SM, REDUNDANCY)
-    return "cache bandwidth", (nearer, DRAM, SM)
+        return "memory bandwidth", (seen.dram, L2 if seen.get(L2) > memory else SM, REDUNDANCY)
+    return "cache bandwidth", (nearer, SM) if _emptied(seen) else (nearer, seen.dram, SM)
+
+
+def _roomy(seen: _Seen) -> bool:
+    """Are all blocks resident at once, with few warps? Then no resource of an SM keeps more of them away."""
+    return seen.has(OCCUPANCY) and seen.get(OCCUPANCY) < _LOW_OCCUPANCY and 0.0 < seen.get(WAVES) <= 1.0
+
+
+def _busy_pipe(seen: _Seen) -> str:
+    """The arithmetic pipe that is used most, "" where none is known to be used."""
+    tensor = TENSOR if seen.has(TENSOR) else TENSOR_ISSUED
+    used = [name for name, least in ((tensor, TENSOR_USED), (FMA, 0.0)) if seen.get(name) > least]
+    return max(used, key=seen.get, default="")
+
+
+def _pipe(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    """More warps would only wait longer for it."""
+    longest = seen.longest_stall()
+    if longest not in ("math_pipe_throttle", "gmma"):
+        return None
+    return "math pipe", (_STALL.format(longest), _busy_pipe(seen) or ISSUE, SM)
 
 
 def _occupancy(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
+    if _roomy(seen):
+        return "small grid", (WAVES, GRID, OCCUPANCY)
     if seen.has(OCCUPANCY) and seen.get(OCCUPANCY) < _LOW_OCCUPANCY and seen.get(THEORETICAL, 100.0) <= 50.0:
-        return "occupancy", (OCCUPANCY, THEORETICAL, "launch__registers_per_thread")
+        return "occupancy", (OCCUPANCY, THEORETICAL, _tightest(seen))
     return None
+
+
+def _tightest(seen: _Seen) -> str:
+    """Which of an SM's resources fits fewest blocks."""
+    limits = [name for name in map(_LIMIT.format, ("registers", "shared_mem", "warps", "blocks")) if seen.has(name)]
+    return min(limits, key=seen.get, default="launch__registers_per_thread")
 
 
 def _latency(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
@@ -262,7 +343,7 @@ def _latency(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
         return None
     name = _STALL.format(longest)
     if longest in ("long_scoreboard", "lg_throttle", "drain", "tex_throttle", "membar"):
-        return "memory latency", (name, DRAM, OCCUPANCY)
+        return "memory latency", (name, seen.dram, OCCUPANCY)
     if longest in ("barrier", "warpgroup_arrive"):
         return "synchronization", (name, OCCUPANCY, ISSUE)
     return "instruction latency", (name, ISSUE, SM)
@@ -276,6 +357,7 @@ _TESTS: tuple[Callable[[_Seen], tuple[Bound, tuple[str, ...]] | None], ...] = (
     _uncoalesced,
     _redundant,
     _full,
+    _pipe,
     _occupancy,
     _latency,
 )
@@ -288,6 +370,7 @@ _LINE_FIGURES: Mapping[str, tuple[str, ...]] = {
     "redundant global traffic": ("L2 Theoretical Sectors Global", "stall_long_sb"),
     "memory bandwidth": ("L2 Theoretical Sectors Global", "stall_long_sb"),
     "memory latency": ("stall_long_sb",),
+    "math pipe": ("stall_math", "stall_gmma"),
     "synchronization": ("stall_barrier",),
 }
 

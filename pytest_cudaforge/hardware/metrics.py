@@ -18,7 +18,18 @@ from typing import Any
 
 from pytest_cudaforge.hardware.ncu import Figures
 
-__all__ = ["by_line", "chosen", "derived", "floor", "in_call", "lacking", "load_unknown", "store_unknown", "table"]
+__all__ = [
+    "by_line",
+    "chosen",
+    "contradicted",
+    "derived",
+    "floor",
+    "in_call",
+    "lacking",
+    "load_unknown",
+    "store_unknown",
+    "table",
+]
 
 
 @functools.cache
@@ -104,6 +115,10 @@ def _table_digest() -> str:
     return hashlib.sha256(json.dumps(table()).encode()).hexdigest()[:16]
 
 
+_GLOBAL, _WAVEFRONTS = "memory_l2_theoretical_sectors", "memory_l1_wavefronts"
+_SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
+
+
 def derived(figures: Figures) -> Iterator[tuple[str, float, str]]:
     """Ratios of one kernel's metrics, as (name, value, unit); those whose parts are missing are left out.
 
@@ -111,34 +126,72 @@ def derived(figures: Figures) -> Iterator[tuple[str, float, str]]:
     pattern would save, of all sectors those of local memory, of all cycles those in which shared memory serves again.
     """
 
-    def value(name: str) -> float | None:
-        found = figures.get(name)
-        return found[0] if found is not None else None
-
-    sectors, ideal = value("memory_l2_theoretical_sectors_global"), value("memory_l2_theoretical_sectors_global_ideal")
-    if sectors and ideal is not None:
-        yield "derived__global_excess_sectors_share", 100.0 * (sectors - ideal) / sectors, "%"
+    value = functools.partial(_value, figures)
+    excess = _excess_sectors(figures)
+    if excess is not None and excess[1]:
+        yield "derived__global_excess_sectors_share", 100.0 * excess[0] / excess[1], "%"
     for name, op in (("load", "ld"), ("store", "st")):
-        moved = value(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum")
+        moved = value(_SECTORS.format(op))
         requests = value(f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum")
         if moved and requests:
             yield f"derived__global_{name}_sectors_per_request", moved / requests, "sector"
     local = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_local_op_{}.sum")
-    globally = _sum(value, "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum")
+    globally = _sum(value, _SECTORS)
     if local is not None and globally is not None and local + globally:
         yield "derived__local_sectors_share", 100.0 * local / (local + globally), "%"
-    again = _served_again(value)
+    again = _served_again(figures)
     cycles, units = value("sm__cycles_active.avg"), value("device__attribute_multiprocessor_count")
     if again is not None and cycles and units:
         yield "derived__shared_conflict_cycles_share", min(100.0, 100.0 * again / (cycles * units)), "%"
 
 
-def _served_again(value: Callable[[str], float | None]) -> float | None:
-    """Wavefronts of shared memory that bank conflicts cost: by the addresses, or as the hardware counted them."""
-    wavefronts, ideal = value("memory_l1_wavefronts_shared"), value("memory_l1_wavefronts_shared_ideal")
-    if wavefronts is not None and ideal is not None:
-        return wavefronts - ideal
-    return value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
+def _value(figures: Figures, name: str) -> float | None:
+    found = figures.get(name)
+    return found[0] if found is not None else None
+
+
+def _excess_sectors(figures: Figures) -> tuple[float, float] | None:
+    """Sectors of global memory that a better pattern would save, of so many in all.
+
+    By the addresses of a kernel's instructions ncu reckons half as many again for an asynchronous copy to shared memory
+    as the copy moves, so where the sectors were counted, no more than those are in excess.
+    """
+    sectors = _value(figures, f"{_GLOBAL}_global")
+    ideal = _value(figures, f"{_GLOBAL}_global_ideal")
+    if sectors is None or ideal is None:
+        return None
+    counted = _sum(functools.partial(_value, figures), _SECTORS)
+    if counted is not None:
+        # Devices or versions that do not tell these apart have none of them to tell.
+        atomic = (_value(figures, _SECTORS.format(kind)) or 0.0 for kind in ("atom", "red"))
+        sectors = min(sectors, max(counted + sum(atomic), ideal))
+    return sectors - ideal, sectors
+
+
+def _served_again(figures: Figures) -> float | None:
+    """Wavefronts of shared memory that bank conflicts cost: as the hardware counted them, else by the addresses (by
+    which asynchronous copies have some that never happen)."""
+    counted = _value(figures, "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
+    wavefronts, ideal = _value(figures, f"{_WAVEFRONTS}_shared"), _value(figures, f"{_WAVEFRONTS}_shared_ideal")
+    if counted is not None or wavefronts is None or ideal is None:
+        return counted
+    return wavefronts - ideal
+
+
+def contradicted(figures: Figures) -> frozenset[str]:
+    """What was reckoned by a kernel's addresses and did not happen: "global" accesses, "shared" ones, or neither.
+
+    That is where less than half of the excess was counted.
+    """
+    told = set()
+    excess, sectors = _excess_sectors(figures), _value(figures, f"{_GLOBAL}_global")
+    if excess is not None and sectors is not None and 2.0 * excess[0] < sectors - (excess[1] - excess[0]):
+        told.add("global")
+    wavefronts, ideal = _value(figures, f"{_WAVEFRONTS}_shared"), _value(figures, f"{_WAVEFRONTS}_shared_ideal")
+    again = _served_again(figures)
+    if again is not None and wavefronts is not None and ideal is not None and 2.0 * again < wavefronts - ideal:
+        told.add("shared")
+    return frozenset(told)
 
 
 def _sum(value: Callable[[str], float | None], pattern: str, directions: Sequence[str] = ("ld", "st")) -> float | None:

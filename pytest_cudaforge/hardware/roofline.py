@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _FORMAT = 2
+#: Products of a compensated one: high by high, high by low, low by high.
+_PARTS = 3
 _GPU_COPY_BYTES = 2**30
 #: A copy that is to come from memory moves so many times what the caches hold, but no more bytes than these.
 _BEYOND_CACHES, _MOST_CPU_COPY_BYTES = 2, 2**29
@@ -103,9 +105,14 @@ def reference_ns(
     """The roofline of one call of a reference, in ns; None where no bandwidth is known.
 
     ``precision`` "default" are torch's own defaults: products in fp32, convolutions on CUDA in tf32 (cuDNN's choice).
+    Under "fp32" a product may be one of parts on tensor cores that loses no digit (3xTF32), where they are faster so.
     Only products and convolutions are counted as operations; ``working_set_bytes`` as in :func:`bandwidth`.
     """
     min_bytes = workload.input_bytes + workload.state_bytes + workload.output_bytes
+    if precision == "fp32" and facts.kind == "cuda" and "tf32" in _peaks(facts):
+        ways = ((workload.flops, "fp32"), (_PARTS * workload.flops, "tf32"))
+        found = [minimal_ns(min_bytes, flops, way, facts, working_set_bytes) for flops, way in ways]
+        return min((ns for ns in found if ns is not None), default=None)
     if precision != "default":
         return minimal_ns(min_bytes, workload.flops, precision, facts, working_set_bytes)
     convolutions = workload.convolution_flops if facts.kind == "cuda" else 0

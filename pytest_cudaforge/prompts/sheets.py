@@ -273,10 +273,14 @@ def render_files(candidate: Candidate) -> str:
     )
 
 
+_LEFT_OUT_CHARACTERS = len("\n[... 100 characters left out ...]\n")
+
+
 def shorten(text: str, limit: int = MAX_LOG_CHARACTERS) -> str:
     """The head of ``text``, and a little of its end: a compiler's first error is the one that counts."""
     text = text.strip()
-    if len(text) <= limit:
+    # To say that something is missing takes room, too.
+    if len(text) <= limit + _LEFT_OUT_CHARACTERS:
         return text
     head = limit * 4 // 5
     return f"{text[:head].rstrip()}\n[... {len(text) - limit} characters left out ...]\n{text[head - limit :].lstrip()}"
