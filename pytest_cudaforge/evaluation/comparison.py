@@ -147,8 +147,10 @@ def _low(values: Sequence[float]) -> float:
 
 def _median_variance(values: Sequence[float]) -> float:
     """Of the median of a process's blocks, as if they were independent; where they are not, the processes' spread
-    has it."""
-    return _MEDIAN_VARIANCE * _variance(values) / len(values)
+    has it. Their scale comes from the median of absolute deviations: single far blocks do not move a median either."""
+    center = statistics.median(values)
+    scale = 1.4826 * statistics.median(abs(value - center) for value in values)
+    return _MEDIAN_VARIANCE * scale**2 / len(values)
 
 
 def _variance(values: Sequence[float]) -> float:
