@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -173,11 +175,17 @@ class Kitchen:
         if published is not None:
             return published
         key = self._keys[unit] = self._key(unit)
-        known = self.cache.get(key) if self.cache is not None and not self.fresh else None
-        if isinstance(known, Binary):
-            return known
-        if isinstance(known, BuildFailure):
-            raise known
+        if self.cache is None or self.fresh:
+            return self._built(key, unit)
+        with _turn(key):
+            known = self.cache.get(key)
+            if isinstance(known, Binary):
+                return known
+            if isinstance(known, BuildFailure):
+                raise known
+            return self._built(key, unit)
+
+    def _built(self, key: str, unit: Unit) -> Binary:
         self.cached = False
         try:
             binary = self.builder.compile(self.candidate.language, self.source, unit, self.arch)
@@ -193,6 +201,31 @@ class Kitchen:
         fingerprint = self.language.fingerprint(self.arch)
         # Two languages may compile one text with one compiler.
         return build_key(self.source, unit, f"{self.candidate.language} {fingerprint}", self.arch, lineinfo=lineinfo)
+
+
+@contextlib.contextmanager
+def _turn(key: str) -> Iterator[None]:
+    """One thread after another for a key: what two workloads of a kernel share is built once, not twice at a time."""
+    with _TURNS_LOCK:
+        turn = _TURNS.setdefault(key, _Turn())
+        turn.waiting += 1
+    try:
+        with turn.lock:
+            yield
+    finally:
+        with _TURNS_LOCK:
+            turn.waiting -= 1
+            if not turn.waiting:
+                del _TURNS[key]
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.lock, self.waiting = threading.Lock(), 0
+
+
+_TURNS: dict[str, _Turn] = {}
+_TURNS_LOCK = threading.Lock()
 
 
 def _headline(error: BuildFailure) -> str:

@@ -1,9 +1,10 @@
 """What the cases of many committed kernels cost an ordinary run of pytest.
 
-To run: `python tests/benchmarks/cases.py [kernels] [-n WORKERS] [--keep FOLDER]`. A repo of so many (200) different targets is
-written, with one cpp kernel each that the evaluator has verified (no model, no clock); then `pytest` runs there as a
-process of its own, first with no build cache (cold), then once more (warm). Printed are seconds from start to end of
-each process, and the machine's load. With `--keep` the repo is made once and used again.
+To run: `python tests/benchmarks/cases.py [kernels] [-n WORKERS] [--keep FOLDER] [--stages]`. A repo of so many (200)
+different targets is written, with one cpp kernel each that the evaluator has verified (no model, no clock); then
+`pytest` runs there as a process of its own, first with no build cache (cold), then twice more (warm). Printed are
+seconds from start to end of each process, the processor time that it and its children took, and the machine's load. With
+`--keep` the repo is made once and used again; `--stages` tells instead where the time of verdicts goes.
 """
 
 from __future__ import annotations
@@ -11,18 +12,27 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.zygote import _ForkServer
+from pytest_cudaforge.kernel_cases import Bench, Case
 from pytest_cudaforge.publishing import publish
 from pytest_cudaforge.records import Candidate, Round, Target, Trace
+from pytest_cudaforge.runtime.manifest import Manifest
 
 PER_FILE = 10
 HEAD = """\
@@ -45,7 +55,7 @@ KERNEL = """\
 #include <algorithm>
 
 extern "C" void kernel(const float* __restrict__ x{params}, float* __restrict__ y, long long rows{scalars}) {{
-#pragma omp parallel for if (rows * COLS > 65536)
+#pragma omp parallel for{when}
   for (long long row = 0; row < rows; ++row) {{
     const float* in = x + row * COLS;
     float* out = y + row * {width};
@@ -155,7 +165,11 @@ def _target(number: int) -> tuple[str, Candidate]:
     )
     body = re.sub(r"\bC(f?)\b", lambda match: constant + match[1], kind.body)
     params = ", const float* __restrict__ weight" if kind.weight else ""
-    source = KERNEL.format(params=params, scalars="", width=1 if kind.reduces else "COLS", body="    " + body)
+    # A third of the kernels wakes all threads at each call.
+    when = "" if turn % 3 == 0 else " if (rows * COLS > 65536)"
+    source = KERNEL.format(
+        when=when, params=params, scalars="", width=1 if kind.reduces else "COLS", body="    " + body
+    )
     return text, Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan})
 
 
@@ -185,17 +199,58 @@ def _commit(evaluator: Evaluator, target: Target, candidate: Candidate, forge_di
     publish(trace, target, evaluator.facts(target), forge_dir)
 
 
-def run(folder: Path, cache: Path, options: list[str]) -> float:
-    """Seconds of wall clock of one `pytest` there."""
+def run(folder: Path, cache: Path, options: list[str]) -> tuple[float, float]:
+    """Seconds of wall clock and of processor time of one `pytest` there."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    began = time.perf_counter()
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - began
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     print(done.stdout.strip().splitlines()[-1])
     if done.returncode:
         raise SystemExit(done.stdout[-4000:] + done.stderr[-2000:])
-    return seconds
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def stages(folder: Path, cache: Path) -> None:
+    """Where the time of verdicts goes, one after another in this process: milliseconds and calls of each."""
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    _clocked(OracleClient, "_request", lambda args: f"oracle: {args[1]}", spent, calls)
+    _clocked(Child, "ask", lambda args: f"child: {args[-1]}", spent, calls)
+    _clocked(Child, "close", lambda args: "child: its end", spent, calls)
+    _clocked(_ForkServer, "spawn", lambda args: f"child: start of a {args[1].role}", spent, calls)
+    manifest = folder / "forged" / "manifest.json"
+    entries = Manifest.load(manifest).entries
+    settings = EvaluatorSettings(cache_dir=cache, python_paths=(str(folder),))
+    with Evaluator(settings) as evaluator:
+        bench = Bench(folder, lambda device: evaluator)
+        for number, entry in enumerate(entries):
+            if number == 1:  # the first one starts oracle and fork server
+                spent.clear(), calls.clear()
+                began = time.perf_counter()
+            for workload in entry.workloads:
+                bench.check(Case(manifest, entry, workload))
+    count, total = len(entries) - 1, time.perf_counter() - began
+    print(f"{count} verdicts, {total / count * 1e3:.0f} ms each; load {os.getloadavg()[0]:.1f}")
+    spent["all else in the supervisor"] = total - sum(spent.values())
+    for name, seconds in spent.most_common():
+        print(f"{name:40s} {seconds / total:6.1%} {seconds / count * 1e3:7.1f} ms {calls[name] / count:6.1f} calls")
+
+
+def _clocked(kind: type, method: str, name_of: Callable[[Any], str], spent: Counter[str], calls: Counter[str]) -> None:
+    """Have the time of a method's calls added up by name."""
+    plain = getattr(kind, method)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        name, began = name_of((*args, kwargs.get("phase"))), time.perf_counter()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            spent[name] += time.perf_counter() - began
+            calls[name] += 1
+
+    setattr(kind, method, timed)
 
 
 def main() -> None:
@@ -204,6 +259,7 @@ def main() -> None:
     parser.add_argument("kernels", nargs="?", type=int, default=200)
     parser.add_argument("-n", dest="workers", default="")
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--stages", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.keep or Path(scratch) / "repo"
@@ -213,10 +269,14 @@ def main() -> None:
             write_repo(folder, asked.kernels)
             print(f"{asked.kernels} kernels verified in {time.perf_counter() - began:.1f} s, one after another")
             shutil.rmtree(folder / ".first", ignore_errors=True)
+        if asked.stages:
+            stages(folder, Path(scratch) / "cache")
+            return
         options = ["-n", asked.workers] if asked.workers else []
         for name in ("cold", "warm", "warm"):
-            seconds = run(folder, Path(scratch) / "cache", options)
-            print(f"{name}: {seconds:.1f} s; load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
+            seconds, cpu = run(folder, Path(scratch) / "cache", options)
+            load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+            print(f"{name}: {seconds:.1f} s, {cpu:.1f} s of processor time; load {load:.1f} on {cores} cores")
 
 
 if __name__ == "__main__":
