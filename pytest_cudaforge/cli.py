@@ -550,7 +550,7 @@ def _history(arguments: argparse.Namespace) -> int:
     if arguments.export and arguments.export[0] not in _EXPORTS:
         raise UsageError(f"--export: no format {arguments.export[0]!r}", expected=", ".join(_EXPORTS))
     if arguments.merge:
-        came = history.merge(path, arguments.merge, max_bytes=int(config.history_mb * 2**20))
+        came = history.merge(path, arguments.merge, max_bytes=int(config.history_mb * 1e6))
         print(f"{came} line{'' if came == 1 else 's'} came into {path}", file=sys.stderr)
     if arguments.file is not None and not path.is_file():
         raise UsageError(f"there is no history {path}", expected="a file that pytest --forge-guard appended to")
