@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_cudaforge import attempts, figures
-from pytest_cudaforge.hardware.diagnosis import IN_CALL_BYTES, Diagnosis, diagnose, telling_metrics
+from pytest_cudaforge.hardware.diagnosis import IN_CALL_BYTES, Diagnosis, diagnose, spared, telling_metrics
 from pytest_cudaforge.prompts import fence, sheets
 from pytest_cudaforge.records import (
     Baseline,
@@ -24,7 +24,6 @@ from pytest_cudaforge.records import (
     Round,
     RuleFinding,
     Timing,
-    WorkloadTiming,
 )
 
 __all__ = ["MAX_TOKENS", "Page", "estimate_tokens", "page"]
@@ -124,16 +123,11 @@ def _bound_told(profile: Profile | None, timing: Timing | None) -> Iterator[_Lin
     if plain_ns is not None:
         text = "takes products of parts on tensor cores (3xTF32), which this precision allows; in plain fp32 it is"
         yield _Line(f"The bound {text} {sheets.render_ns(plain_ns)}.", 0, "bound")
-    moved, needed = facts.get("dram_bytes"), facts.get("minimal_bytes")
-    passed = any(line.roofline_ns and line.candidate.median_ns < line.roofline_ns for line in _timed(timing))
-    if passed and moved and needed and moved < needed:
-        counted, all_bytes = figures.show(moved, "byte"), figures.show(needed, "byte")
-        text = f"of the {all_bytes} that the bound counts, {counted} went through device memory"
-        yield _Line(f"It passes the bound: {text}; the rest was not touched, or stayed in a cache.", 0, "bound")
-
-
-def _timed(timing: Timing | None) -> Sequence[WorkloadTiming]:
-    return timing.workloads if timing is not None else ()
+    less = spared(profile, timing)
+    if less is not None:
+        moved, counted = (figures.show(value, unit) for _, value, unit in less)
+        text = f"of the {counted} that the bound counts, {moved} went through device memory"
+        yield _Line(f"Why it passes the bound: {text}; the rest was not touched, or stayed in a cache.", 0, "bound")
 
 
 def _profile(profile: Profile | None, own_share: float | None) -> Iterator[_Section]:

@@ -480,13 +480,17 @@ class Evaluator:
         began = time.perf_counter()
         attempt = _Attempt(self, candidate, target, self.facts(target), fresh=False)
         attempt._require_language()
+        waited_s = 0.0
         try:
+            asked = time.perf_counter()
             with self.lease.work():
+                waited_s = time.perf_counter() - asked
                 kitchen = attempt.build_for_timing()
             profile = attempt.profile(kitchen, depth)
         except Refusal as refusal:
             profile = profiling.unbuilt(candidate, depth, refusal.reason)
-        return replace(profile, seconds=round(time.perf_counter() - began - attempt.waited_s, 3))
+        waited_s += attempt.waited_s
+        return replace(profile, seconds=round(time.perf_counter() - began - waited_s, 3))
 
     def _after_failure(self, refusal: Refusal) -> None:
         """A candidate that crashed or hung may have hurt the device: ask it for a known answer."""
@@ -1038,7 +1042,7 @@ class _Attempt:
             faster = result.compile is not None and result.compile.median_ns < result.eager.median_ns
             deciding.append(result.vs_compile if faster and result.vs_compile is not None else result.vs_eager)
             if result.roofline_ns is not None and result.candidate.median_ns < result.roofline_ns:
-                notes.append(f"{result.workload}: faster than the roofline's estimate; why is not known")
+                notes.append(f"{result.workload}: faster than the roofline's estimate of all its bytes and operations")
             notes += _clocks_apart(result)
         compiled = [r.vs_compile for r in timed if r.vs_compile is not None]
         raced = [r.vs_incumbent for r in timed if r.vs_incumbent is not None]

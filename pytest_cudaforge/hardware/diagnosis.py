@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_cudaforge.hardware.host_diagnosis import HOST_BOUNDS, host_findings
-from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel
+from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel, Timing
 
-__all__ = ["BOUNDS", "IN_CALL_BYTES", "Bound", "Diagnosis", "diagnose", "telling_metrics"]
+__all__ = ["BOUNDS", "IN_CALL_BYTES", "Bound", "Diagnosis", "diagnose", "spared", "telling_metrics"]
 
 Bound = Literal[
     "launch overhead",
@@ -124,6 +124,16 @@ def diagnose(profile: Profile) -> tuple[Diagnosis, ...]:
             Diagnosis(kernel.function, bound, seen.figures(names), share, _ordered(lines, bound), host, kernel.own)
         )
     return tuple(found)
+
+
+def spared(profile: Profile | None, timing: Timing | None) -> tuple[Figure, Figure] | None:
+    """Of a candidate that is faster than its roofline: the bytes that went through device memory and the more of them
+    that the roofline counts, where those were counted and tell why."""
+    lines = timing.workloads if timing is not None and profile is not None else ()
+    below = any(line.roofline_ns and line.candidate.median_ns < line.roofline_ns for line in lines)
+    facts = {figure[0]: figure for figure in (profile.facts if profile is not None else ())}
+    moved, counted = facts.get(MOVED), facts.get("minimal_bytes")
+    return (moved, counted) if below and moved and counted and moved[1] < counted[1] else None
 
 
 def telling_metrics(kernel: ProfiledKernel) -> tuple[tuple[str, float, str], ...]:

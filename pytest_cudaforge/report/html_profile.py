@@ -8,7 +8,15 @@ from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.html_words import bullets, cut, figure, folded, table
 from pytest_cudaforge.report.markup import Markup, joined, tag
 from pytest_cudaforge.report.pictures import time_by_kernel
-from pytest_cudaforge.report.profile_rows import RUNGS, SHOWN_METRICS, Profiles, bounds, further_rules, metric_rows
+from pytest_cudaforge.report.profile_rows import (
+    RUNGS,
+    SHOWN_METRICS,
+    Profiles,
+    bounds,
+    further_rules,
+    metric_rows,
+    place_of,
+)
 
 __all__ = ["profile_part"]
 
@@ -41,7 +49,12 @@ def _bound(found: Diagnosis, gain: float | None) -> Markup:
     told = [f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures]
     told += [f"estimated gain {gain:.0f} %"] if gain else []
     shown = f" ({', '.join(told)})" if told else ""
-    return joined(tag("code", found.kernel), ": ", tag("b", found.bound), f", {found.explanation}{shown}")
+    return joined(
+        tag("code", found.kernel),
+        ": " if found.own else " (library): ",
+        tag("b", found.bound),
+        f", {found.explanation}{shown}",
+    )
 
 
 def _metrics(found: Profiles) -> Markup | None:
@@ -87,7 +100,7 @@ def _hot_lines(profile: Profile) -> Markup | None:
         return None
     cells = [
         (
-            f"{line.file}:{line.line}",
+            place_of(line, profile.lines),
             amounts.percent(line.share and 100 * line.share),
             tag("code", line.source.strip()[:160]),
             ", ".join(f"{name} {amounts.quantity(value, unit)}" for name, value, unit in line.figures),

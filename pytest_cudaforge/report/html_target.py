@@ -12,7 +12,7 @@ from pytest_cudaforge.report.escaping import one_line
 from pytest_cudaforge.report.html_profile import profile_part
 from pytest_cudaforge.report.html_words import badge, bullets, cut, definitions, figure, folded, meter, table, tiles
 from pytest_cudaforge.report.markup import Markup, joined, tag
-from pytest_cudaforge.report.profile_rows import profiles
+from pytest_cudaforge.report.profile_rows import beyond_roofline, profiles
 from pytest_cudaforge.report.rows import Row, guard_limits, outcome_text, round_row
 from pytest_cudaforge.report.standings import standings
 from pytest_cudaforge.report.trail import Advice, advice
@@ -127,6 +127,7 @@ def _speed(trace: Trace) -> Markup | None:
     return joined(
         tag("h3", "Speed"),
         _times(timing) if timing is not None else None,
+        tag("p", why) if trace.final is not None and (why := beyond_roofline(trace.final)) else None,
         tag("div", shown, class_="pictures"),
         tag("p", note + "measured too low.", class_="faint") if over else None,
     )

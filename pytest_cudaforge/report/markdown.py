@@ -12,10 +12,12 @@ from pytest_cudaforge.report.profile_rows import (
     RUNGS,
     SHOWN_METRICS,
     Profiles,
+    beyond_roofline,
     bounds,
     further_rules,
     kernel_rows,
     metric_rows,
+    place_of,
     profiles,
 )
 from pytest_cudaforge.report.rows import (
@@ -106,6 +108,7 @@ def _speedups(final: Evaluation) -> str:
     text = f"Decision: **{timing.decision}**, by the clock `{timing.clock}`, re-measured after the rounds. "
     text += "Speedup: median over paired blocks of baseline ÷ kernel, with its interval; times are medians."
     note = f"\n\n{escape(timing.note)}" if timing.note else ""
+    note += f"\n\n{why}" if (why := beyond_roofline(final)) else ""
     return f"## Speed\n\n{text}\n\n{_table(header, cells)}{_launch_bound(timing)}{note}"
 
 
@@ -168,7 +171,8 @@ def _bounds(profile: Profile) -> str:
         told = [f"{name} = {amounts.quantity(value, unit)}" for name, value, unit in found.figures]
         told += [f"estimated gain {gain:.0f} %"] if gain else []
         shown = f" ({escape(', '.join(told))})" if told else ""
-        lines.append(f"- {escape(found.kernel)}: **{found.bound}**, {found.explanation}{shown}")
+        whose = "" if found.own else " (library)"
+        lines.append(f"- {escape(found.kernel)}{whose}: **{found.bound}**, {found.explanation}{shown}")
     return "\n".join(lines)
 
 
@@ -213,7 +217,7 @@ def _rules(profile: Profile) -> str:
 def _hot(lines: Sequence[HotLine]) -> str:
     cells = [
         (
-            escape(f"{line.file}:{line.line}"),
+            escape(place_of(line, lines)),
             "" if line.share is None else f"{line.share:.0%}",
             escape(", ".join(f"{name} {amounts.quantity(value, unit)}" for name, value, unit in line.figures)),
             escape(line.source.strip()[:120]),

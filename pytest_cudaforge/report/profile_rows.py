@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_cudaforge.hardware.diagnosis import Diagnosis, diagnose
-from pytest_cudaforge.records import Evaluation, Profile, ProfiledKernel, RuleFinding, Trace
+from pytest_cudaforge.hardware.diagnosis import Diagnosis, diagnose, spared, telling_metrics
+from pytest_cudaforge.records import Evaluation, HotLine, Profile, ProfiledKernel, RuleFinding, Trace
+from pytest_cudaforge.report import amounts
 from pytest_cudaforge.report.standings import judged_round
 
 __all__ = [
@@ -16,11 +17,13 @@ __all__ = [
     "KernelRow",
     "MetricRow",
     "Profiles",
+    "beyond_roofline",
     "bounds",
     "further_rules",
     "kernel_rows",
     "longest_own",
     "metric_rows",
+    "place_of",
     "profiles",
 ]
 
@@ -94,6 +97,24 @@ def _passed(verdict: Evaluation | None) -> bool:
     return verdict is not None and verdict.passed
 
 
+def beyond_roofline(final: Evaluation) -> str:
+    """Why a candidate may be faster than its roofline, in words; "" where nothing of it is known."""
+    less = spared(final.profile, final.timing)
+    if less is None:
+        return ""
+    moved, counted = (amounts.quantity(value, unit) for _, value, unit in less)
+    return (
+        f"Of the {counted} that the roofline counts, {moved} went through device memory: the rest was not touched, or "
+        "stayed in a cache."
+    )
+
+
+def place_of(line: HotLine, lines: Sequence[HotLine]) -> str:
+    """``kernel.cu:12``, with its kernel where lines of several are shown."""
+    place = f"{line.file}:{line.line}"
+    return place if len({one.kernel for one in lines}) < 2 else f"{line.kernel}, {place}"
+
+
 def kernel_rows(profile: Profile) -> tuple[KernelRow, ...]:
     """The longest first."""
     whole_ns = sum(kernel.duration_ns or 0.0 for kernel in profile.kernels)
@@ -121,8 +142,8 @@ def _shape(kernel: ProfiledKernel) -> str:
 
 
 def bounds(profile: Profile) -> tuple[tuple[Diagnosis, float | None], ...]:
-    """What bounds each own kernel, with the profiler's estimate of the gain in percent where a rule of that name has
-    one."""
+    """What bounds each own kernel, and a library's that takes much of the time, with the profiler's estimate of the
+    gain in percent where a rule of that name has one."""
     gains = {(rule.kernel, rule.rule): rule.speedup_percent for rule in profile.rules}
     found = (one for one in diagnose(profile) if one.bound != "unknown")
     return tuple((one, gains.get((one.kernel, one.bound))) for one in found)
@@ -173,5 +194,5 @@ def _figures(profile: Profile | None) -> dict[tuple[str, str], float]:
     if profile is None:
         return {}
     kernel = longest_own(profile)
-    figures = (*profile.facts, *(kernel.metrics if kernel is not None else ()))
+    figures = (*profile.facts, *(telling_metrics(kernel) if kernel is not None else ()))
     return {(name, unit): value for name, value, unit in figures}
