@@ -131,12 +131,19 @@ def append(path: Path, samples: Iterable[Measurement], *, max_bytes: int | None 
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _hide_from_git(path.parent)
         with durable.locked_directory(path.parent):
             _add(path, payload)
             if max_bytes is not None and path.stat().st_size > max_bytes:
                 _write(path, _newest(_lines_of([path]), int(max_bytes * _KEPT)))
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def _hide_from_git(folder: Path) -> None:
+    """The folder of runs is nobody's commit; one that a user chose may be meant for it."""
+    if folder.name == ".cudaforge" and not (folder / ".gitignore").exists():
+        durable.write_file(folder / ".gitignore", "*\n")
 
 
 def _add(path: Path, payload: bytes) -> None:

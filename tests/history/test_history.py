@@ -93,6 +93,13 @@ def test_what_is_appended_comes_back_in_order_of_time(path: Path) -> None:
     assert history.read(path) == history.History(tuple(runs))
 
 
+def test_the_usual_folder_is_hidden_from_git_and_no_other(tmp_path: Path) -> None:
+    usual, chosen = tmp_path / ".cudaforge" / "history.jsonl", tmp_path / "perf" / "history.jsonl"
+    for path in (usual, chosen):
+        history.append(path, days(1, lambda _: CALM))
+    assert (usual.parent / ".gitignore").read_text() == "*\n" and not (chosen.parent / ".gitignore").exists()
+
+
 def test_no_file_is_an_empty_history(path: Path) -> None:
     assert history.read(path) == history.History()
     history.append(path, [])
