@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_cudaforge import trusted
+from pytest_cudaforge import calibration, history, trusted
 from pytest_cudaforge.config import ForgeConfig
-from pytest_cudaforge.errors import UsageError
-from pytest_cudaforge.guard import Thresholds
+from pytest_cudaforge.errors import StoreError, UsageError
+from pytest_cudaforge.forging import given_path
 from pytest_cudaforge.guard_options import BaseOptions, read_base_options
-from pytest_cudaforge.guard_session import BaseTree, GuardedKernel, GuardSession, Runner
+from pytest_cudaforge.guard_session import BaseTree, GuardedKernel, GuardSession, Raced, Runner
 from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport
 from pytest_cudaforge.machine import describe
 from pytest_cudaforge.merge_base import MergeBase, changed_files, worktree
 from pytest_cudaforge.plugin import MANIFEST_NAME, forge_dir
 from pytest_cudaforge.records import DeviceFacts
 from pytest_cudaforge.runtime.manifest import Manifest
+from pytest_cudaforge.wiring import cache_dir
 
 __all__ = ["guard_all"]
 
@@ -66,6 +67,8 @@ def guard_all(
                 publish(report)
                 if config.option.maxfail == 1 and report.count(*report.failing):
                     break
+            given = given_path(config, config.option.forge_history)
+            publish(_with_history(report, session.raced, base, given or settings.history, settings.history_mb))
 
 
 def _settled(
@@ -80,9 +83,59 @@ def _settled(
 
 
 def _runner(settings: ForgeConfig, facts: DeviceFacts) -> Runner:
-    given = settings.guard
-    thresholds = Thresholds(given.relative, given.absolute_us * 1e3, promise_margin=given.promise_margin)
-    return Runner(facts, describe(facts), thresholds, "not calibrated: `cudaforge calibrate` measures its noise")
+    known, given = calibration.load(facts, cache_dir(os.environ)), settings.guard
+    thresholds = calibration.thresholds_from(
+        known,
+        facts.kind,
+        relative=given.relative,
+        absolute_ns=given.absolute_us * 1e3,
+        promise_margin=given.promise_margin,
+    )
+    text = known.text if known is not None else "not calibrated (cudaforge calibrate measures its false alarms)"
+    return Runner(facts, describe(facts), thresholds, text, fit=known is None or known.fit)
+
+
+def _with_history(
+    report: GuardReport, raced: Sequence[Raced], base: MergeBase, path: Path, megabytes: float
+) -> GuardReport:
+    """What the run says beside earlier ones; its own measurements are added to them. A history that cannot be read or
+    written fails nothing."""
+    runs = {one.runner.machine: history.new_run(one.runner.machine, base.head, base.sha) for one in raced}
+    samples = [sample for one in raced for sample in _samples(one, runs[one.runner.machine])]
+    if not samples:
+        return report
+    try:
+        past = history.read(path)
+        history.append(path, samples, max_bytes=int(megabytes * 1e6))
+    except StoreError as error:
+        return replace(report, notes=(*report.notes, f"the history was not kept: {error.what}"))
+    found = history.alarms(past.measurements, samples, raced[0].runner.thresholds)
+    records = tuple(_doubted(record, history.doubtful(found, record.target)) for record in report.records)
+    return replace(report, records=records, alarms=history.lines(found), notes=(*report.notes, *past.notes))
+
+
+def _samples(raced: Raced, run: history.GuardRun) -> Iterator[history.Measurement]:
+    for race in raced.races:
+        sample = history.measured(
+            race,
+            raced.findings,
+            run=run,
+            target=raced.target.id,
+            target_digest=raced.target.digest,
+            kernel=raced.kernel,
+            language=raced.language,
+        )
+        if sample is not None:
+            yield sample
+
+
+def _doubted(record: GuardRecord, doubt: str) -> GuardRecord:
+    """A promise that is broken on a sick runner says nothing; what is slower than its base is so all the same."""
+    slower = any(one.question == "base" and one.outcome == "regression" for one in record.findings)
+    if record.outcome != "regression" or slower or not doubt:
+        return record
+    reason = f"the runner may be at fault: {doubt}"
+    return replace(record, outcome="inconclusive", reason=reason, text=f"{reason}\n{record.text}")
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -122,10 +122,12 @@ class _Entrant:
 
 @dataclass(frozen=True)
 class Raced:
-    """What the history keeps of a kernel: its races and what was found in them."""
+    """What the history keeps: races and what was found in them. ``kernel``: digest of the kernel, of a plain module
+    that of its source; ``language``: "" of a plain module."""
 
     target: Target
-    candidate: Candidate
+    kernel: str
+    language: str
     runner: Runner
     races: tuple[Race, ...]
     findings: tuple[Finding, ...]
@@ -217,15 +219,9 @@ class GuardSession:
             }
         second = {race.workload: self._assessed(race, entrant, runner) for race in again}
         findings = {**first, **{name: guard.confirm(first[name], second.get(name, ())) for name in suspected}}
-        self.raced.append(
-            Raced(
-                entrant.target,
-                entrant.candidate,
-                runner,
-                races,
-                tuple(one for all_ in findings.values() for one in all_),
-            )
-        )
+        everything = tuple(one for found in findings.values() for one in found)
+        digest, language = entrant.candidate.digest, entrant.candidate.language
+        self.raced.append(Raced(entrant.target, digest, language, runner, races, everything))
         notes = {race.workload: race.notes for race in races}
         found = [
             self._answer(

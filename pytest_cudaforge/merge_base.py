@@ -35,15 +35,19 @@ _UNDO_SHALLOW = "fetch the whole history: `git fetch --unshallow`, or `fetch-dep
 @dataclass(frozen=True)
 class MergeBase:
     """A commit. ``ref`` is what HEAD was held against to find it, ``top`` the root of the user's working tree,
-    ``prefix`` where rootdir lies below it. ``is_head``: HEAD itself has nothing that the merge base has not."""
+    ``prefix`` where rootdir lies below it. ``head``: the commit that is checked out."""
 
     ref: str
     sha: str
+    head: str
     date: str
     subject: str
     top: Path
     prefix: Path
-    is_head: bool = False
+
+    @property
+    def is_head(self) -> bool:
+        return self.sha == self.head
 
     @property
     def short(self) -> str:
@@ -73,7 +77,7 @@ def find_merge_base(root: Path, ref: str | None, environ: Mapping[str, str]) -> 
             raise _unknown_ref(repo, name)
         found = _merge_base(repo, head, other, name)
         date, subject = repo.git.log("-1", "--no-show-signature", "--format=%cs%x00%s", found).split("\0")
-        return MergeBase(name, found, date, subject, top, root.resolve().relative_to(top), found == head)
+        return MergeBase(name, found, head, date, subject, top, root.resolve().relative_to(top))
 
 
 @contextlib.contextmanager
