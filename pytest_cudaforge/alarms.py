@@ -80,9 +80,9 @@ class _Past:
         running = {measurement.run.id for measurement in now}
         wanted = {measurement.series for measurement in now}
         found: dict[tuple[str, str, str, str], dict[str, Measurement]] = defaultdict(dict)
-        for measurement in sorted(history, key=lambda each: each.run.time):
-            if measurement.series in wanted and measurement.run.id not in running and not measurement.disturbed:
-                found[measurement.series][measurement.run.id] = measurement
+        earlier = [one for one in history if one.series in wanted and one.run.id not in running and not one.disturbed]
+        for measurement in sorted(earlier, key=lambda each: each.run.time):
+            found[measurement.series][measurement.run.id] = measurement
         return cls({series: tuple(by_run.values()) for series, by_run in found.items()})
 
     def like(self, now: Measurement, *alike: Callable[[Measurement], object]) -> list[Measurement]:

@@ -64,7 +64,7 @@ class Machine:
     python: str = ""
     toolchain: Toolchain = Toolchain()
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """12 hex digits over what makes two machines the same hardware: device model, arch, CPU model and cores."""
         parts = (self.device, self.arch, self.cpu, str(self.cores))
