@@ -179,6 +179,70 @@ def test_the_call_is_the_sum_of_its_kernels() -> None:
     assert facts["derived__dram_bytes_by_minimal"] == pytest.approx(345644544 / facts["minimal_bytes"])
 
 
+def test_times_and_bytes_are_those_inside_the_call() -> None:
+    """From empty caches each kernel reads its input anew; the ones after the first find some of it in the L2."""
+    call = _call(FAULTS[-1])
+    reading = ncu.read_pages({"raw": (PAGES / "travelling-raw.csv").read_text()})
+    counted = {"gpu__time_duration.sum": 3e4, "dram__bytes_read.sum": 1e6, "dram__bytes_write.sum": 2e6}
+    figures = {name: (value, "") for name, value in counted.items()}
+    inside = tuple(replace(launch, figures=figures) for launch in reading.kernels)
+    profile = profile_of(call, static_profile(call, "quick"), reading, inside)
+    facts = {name: value for name, value, _ in profile.facts}
+    assert (facts["kernel_time"], facts["dram_bytes"]) == (9e4, 9e6)
+    metrics_of = {name: value for name, value, _ in profile.kernels[0].metrics}
+    assert profile.kernels[0].duration_ns == metrics_of["in_call__duration"] == 3e4
+    assert metrics_of["in_call__dram_bytes"] == 3e6 and metrics_of["gpu__time_duration.sum"] > 4e4
+    assert metrics_of["in_call__dram_share_of_ceiling"] == pytest.approx(100 * 1e11 / 4.2e12)
+    assert {found.bound for found in diagnose(profile)}.isdisjoint({"redundant global traffic"})
+
+
+#: Of a kernel that copies asynchronously to shared memory (an H200's ncu, a product of 64 by 64 tiles): by addresses a
+#: third of its sectors is in excess, and wavefronts conflict which the hardware never served.
+COPYING = {
+    "memory_l2_theoretical_sectors_global": 6561792.0, "memory_l2_theoretical_sectors_global_ideal": 4464640.0,
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 4857856.0,
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": 131767.0,
+    "memory_l1_wavefronts_shared": 5898240.0, "memory_l1_wavefronts_shared_ideal": 4194304.0,
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 175.0, "sm__cycles_active.avg": 77309.0,
+    "device__attribute_multiprocessor_count": 132.0, "launch__waves_per_multiprocessor": 0.97,
+}  # fmt: skip
+
+
+def test_what_was_counted_goes_before_what_addresses_suggest() -> None:
+    figures = {name: (value, "") for name, value in COPYING.items()}
+    derived = {name: value for name, value, _ in metrics.derived(figures)}
+    assert derived["derived__global_excess_sectors_share"] == pytest.approx(10.52, abs=0.01)
+    assert derived["derived__shared_conflict_cycles_share"] < 0.01
+    assert metrics.contradicted(figures) == {"global", "shared"}
+    call = _call(FAULTS[0])
+    symbol = call.product.binaries[0].kernels[0].symbol
+    launch = ncu.RawKernel(0, symbol, (4, 64, 1), (256, 1, 1), figures)
+    texts = {
+        "UncoalescedGlobalAccess": "2097152 excessive sectors",
+        "UncoalescedSharedAccess": "excessive wavefronts",
+        "TheoreticalOccupancy": "limited by the number of required registers",
+        "MemoryCacheAccessPattern": "for global loads from L2: only 32.0 of the 32 bytes of a sector are used",
+        "FPInstructions": "5 non-fused",
+    }
+    rules = tuple(ncu.RawRule(0, name, text, 30.0) for name, text in texts.items())
+    excess = {"L2 Theoretical Sectors Global Excessive": 4.0, "L1 Wavefronts Shared Excessive": 3.0, "# Samples": 9.0}
+    lines = (ncu.SourceLine(symbol, "kernel.cu", 5, "", excess),)
+    profile = profile_of(call, static_profile(call, "full"), ncu.Reading((launch,), rules, lines))
+    assert [rule.rule for rule in profile.rules] == ["FPInstructions"]
+    assert [name for name, _, _ in profile.lines[0].figures] == ["samples"]
+
+
+def test_lines_of_an_assembler_statement_are_told_with_it() -> None:
+    source = 'void f() {\n  asm(\n      "mma.sync {%0};"\n      : "+f"(c)\n      : "r"(a));\n}\n'
+    call = _call(FAULTS[0])
+    symbol = call.product.binaries[0].kernels[0].symbol
+    lines = tuple(ncu.SourceLine(symbol, "kernel.cu", n, "", {"# Samples": 9.0 - n}) for n in (5, 6))
+    launch = ncu.RawKernel(0, symbol, (1, 1, 1), (32, 1, 1), {})
+    call = replace(call, candidate=replace(FAULTS[0], source=source).candidate)
+    told = profile_of(call, static_profile(call, "quick"), ncu.Reading((launch,), (), lines)).lines
+    assert [line.source for line in told] == ['asm( "mma.sync {%0};" : "+f"(c) : "r"(a));', "}"]
+
+
 def test_one_launch_stands_for_all_of_its_shape() -> None:
     fault = FAULTS[-1]
     doubling = '    launch("twice", grid=x.numel() // 256, block=256, args=(x, a))\n'

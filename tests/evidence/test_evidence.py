@@ -76,6 +76,37 @@ def test_the_longest_kernel_and_the_dearest_rule_come_first() -> None:
     assert text.index("`peak_norm<float>` (own)") < text.index("(library)")
 
 
+def test_what_the_bound_counts_and_a_faster_candidate_did_not_move_is_said() -> None:
+    facts = (*PROFILE.facts, ("speed_of_light_plain_fp32", 83_529.0, "ns"), ("dram_bytes", 180.1e6, "byte"))
+    told = profiled(dataclasses.replace(PROFILE, facts=facts))
+    assert told.timing is not None
+    text = evidence.page(told).text
+    bound = (
+        "The bound takes products of parts on tensor cores (3xTF32), which this precision allows; in plain fp32 it is"
+    )
+    assert f"{bound} 83.5 us." in text
+    assert "passes the bound" not in text and "\nminimal_bytes 262 MB" in text
+    line = dataclasses.replace(told.timing.workloads[0], roofline_ns=told.timing.workloads[0].candidate.median_ns + 1.0)
+    below = dataclasses.replace(told, timing=dataclasses.replace(told.timing, workloads=(line,)))
+    text = evidence.page(below).text
+    assert "Why it passes the bound: of the 262 MB that the bound counts, 180 MB went through device memory" in text
+    assert foreign(text, below) == []
+
+
+def test_where_a_library_takes_the_time_its_bound_and_metrics_are_told() -> None:
+    name = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x128x8_stage3_warpsize1x4x1_ffma_execute"
+    library = dataclasses.replace(KERNEL, function=name, own=False, duration_ns=9e5)
+    text = text_of(dataclasses.replace(PROFILE, kernels=(library, KERNEL)))
+    assert "each kernel alone and from empty caches" in text
+    assert f"- `{name}` (library): 92.6 %" in text
+    assert f"`{name[:61]}...` (library: to be replaced or fused): memory bandwidth" in text
+    assert f"Other metrics of `{name[:61]}...`:\nlaunch__registers" in text
+    counted = dataclasses.replace(library, metrics=(*library.metrics, ("in_call__dram_bytes", 1e6, "byte")))
+    assert "under the profiler, each kernel inside the call" in text_of(
+        dataclasses.replace(PROFILE, kernels=(counted, KERNEL))
+    )
+
+
 def test_a_rule_that_is_the_bound_is_said_once_with_its_estimate() -> None:
     same = dataclasses.replace(RULE, rule="memory bandwidth", text="memory is busy", speedup_percent=36.2)
     text = text_of(dataclasses.replace(PROFILE, rules=(same, RULE)))

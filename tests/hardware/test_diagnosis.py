@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_cudaforge.hardware import diagnosis
-from pytest_cudaforge.hardware.diagnosis import diagnose
+from pytest_cudaforge.hardware.diagnosis import diagnose, telling_metrics
 from pytest_cudaforge.records import HotLine, Profile, ProfiledKernel
 
 STALL = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
@@ -51,6 +53,22 @@ def _profile(metrics: dict[str, float], facts: dict[str, float], lines: tuple[Ho
         ({diagnosis.OCCUPANCY: 12.0, diagnosis.THEORETICAL: 12.5, diagnosis.SM: 85.0}, "compute", diagnosis.SM),
         ({diagnosis.DRAM: 88.0, diagnosis.REDUNDANCY: 3.0}, "redundant global traffic", diagnosis.REDUNDANCY),
         ({diagnosis.OCCUPANCY: 12.0, diagnosis.THEORETICAL: 12.5}, "occupancy", diagnosis.OCCUPANCY),
+        # More than one wave: resources keep warps away. One at most: the grid does, whatever the registers are.
+        ({diagnosis.OCCUPANCY: 12.0, diagnosis.THEORETICAL: 12.5, diagnosis.WAVES: 1.5}, "occupancy",
+         diagnosis.OCCUPANCY),
+        ({diagnosis.OCCUPANCY: 6.2, diagnosis.THEORETICAL: 12.5, diagnosis.WAVES: 0.485, diagnosis.SM: 60.1,
+          diagnosis.L1: 61.5}, "small grid", diagnosis.WAVES),
+        ({diagnosis.OCCUPANCY: 12.2, diagnosis.THEORETICAL: 12.5, diagnosis.WAVES: 0.97, diagnosis.SM: 74.9,
+          diagnosis.L1: 67.8, diagnosis.FMA: 68.7}, "compute", diagnosis.SM),
+        # A kernel of the tensor cores with few warps, which wait for them: more warps would wait longer.
+        ({diagnosis.OCCUPANCY: 22.3, diagnosis.THEORETICAL: 25.0, diagnosis.SM: 46.7, diagnosis.TENSOR: 31.0,
+          STALL.format("math_pipe_throttle"): 26.3, STALL.format("wait"): 17.3, STALL.format("selected"): 40.0},
+         "math pipe", STALL.format("math_pipe_throttle")),
+        # Beside another kernel a small one finds its input in the L2: what the profiler's emptied caches cost is none.
+        ({diagnosis.DRAM: 45.0, diagnosis.IN_CALL_DRAM: 3.0, diagnosis.IN_CALL_BYTES: 1e5, diagnosis.REDUNDANCY: 4.0,
+          diagnosis.MOVED: 5e7, diagnosis.L2: 78.0}, "cache bandwidth", diagnosis.L2),
+        ({diagnosis.DRAM: 45.0, diagnosis.IN_CALL_DRAM: 80.0, diagnosis.IN_CALL_BYTES: 3e7, diagnosis.REDUNDANCY: 4.0,
+          diagnosis.MOVED: 5e7}, "redundant global traffic", diagnosis.REDUNDANCY),
         (
             {STALL.format("long_scoreboard"): 70.0, STALL.format("selected"): 90.0},
             "memory latency",
@@ -80,8 +98,41 @@ def test_the_line_that_shows_the_bound_comes_first() -> None:
     assert [line.line for line in found.lines] == [9, 3]
 
 
-def test_kernels_of_a_library_are_not_the_candidates_to_mend() -> None:
-    library = ProfiledKernel("gemm", False, 1, 30.0)
-    own = ProfiledKernel("k", True, 1, 10.0)
-    (found,) = diagnose(Profile("ncu", "quick", "digest", "main", (library, own)))
-    assert (found.kernel, found.share) == ("k", 0.25)
+def test_a_library_that_takes_the_time_has_a_bound_too() -> None:
+    counted = ((diagnosis.SM, 75.0, "%"),)
+    library, short = ProfiledKernel("gemm", False, 1, 80.0, metrics=counted), ProfiledKernel("copy", False, 1, 5.0)
+    own = ProfiledKernel("k", True, 1, 15.0)
+    found = diagnose(Profile("ncu", "quick", "digest", "main", (short, own, library)))
+    assert [(one.kernel, one.own, one.bound, one.share) for one in found] == [
+        ("gemm", False, "compute", 0.8),
+        ("k", True, "unknown", 0.15),
+    ]
+
+
+def test_what_a_kernel_alone_reads_may_be_in_the_l2_inside_its_call() -> None:
+    """Where it was looked at alone only: from empty caches a small kernel's input comes from memory."""
+    busy = {diagnosis.DRAM: 45.0, diagnosis.L2: 78.0, diagnosis.REDUNDANCY: 4.0, diagnosis.MOVED: 5e7}
+    profile = _profile({**BUSY, **busy, diagnosis.READ: 2e7}, {"l2_bytes": 6e7})
+    assert diagnose(profile)[0].bound == "redundant global traffic", "alone is what it is: the only kernel"
+    beside = replace(profile, kernels=(*profile.kernels, replace(profile.kernels[0], function="other")))
+    assert {found.bound for found in diagnose(beside)} == {"cache bandwidth"}
+    large = replace(beside, facts=(("l2_bytes", 1e7, "byte"),))
+    assert {found.bound for found in diagnose(large)} == {"redundant global traffic"}
+
+
+def test_the_resource_that_fits_fewest_blocks_is_named() -> None:
+    limits = {f"launch__occupancy_limit_{name}": fits for name, fits in (("registers", 5.0), ("shared_mem", 2.0))}
+    few = {diagnosis.OCCUPANCY: 12.0, diagnosis.THEORETICAL: 12.5, **limits}
+    (found,) = diagnose(_profile({**BUSY, **few}, {}))
+    assert found.figures[-1] == ("launch__occupancy_limit_shared_mem", 2.0, "")
+
+
+def test_a_few_instructions_in_the_tensor_pipe_are_no_tensor_code() -> None:
+    def told(**metrics: float) -> set[str]:
+        names = {"issued": diagnosis.TENSOR_ISSUED, "cycles": diagnosis.TENSOR}
+        kernel = ProfiledKernel("k", True, 1, 1.0, metrics=tuple((names[n], v, "%") for n, v in metrics.items()))
+        return {name for name, _, _ in telling_metrics(kernel)}
+
+    assert told(issued=0.85, cycles=0.2) == set()
+    assert told(issued=14.6) == {diagnosis.TENSOR_ISSUED}
+    assert told(issued=14.6, cycles=31.0) == {diagnosis.TENSOR}
