@@ -67,7 +67,8 @@ class Thresholds:
 
 def usual(kind: str) -> Thresholds:
     """On a runner of ``kind`` ("cpu", "cuda") that nobody calibrated."""
-    return Thresholds() if kind == "cuda" else Thresholds(noise=0.02, placement=0.01)
+    known = Placement.usual(kind)
+    return Thresholds(noise=0.005 if kind == "cuda" else 0.02, placement_ns=known.ns, placement=known.share)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ from pytest_cudaforge.records import Ratio
 __all__ = ["Placement", "compare", "process_values", "usable"]
 
 CONFIDENCE = 0.99
-#: Of a party's blocks, by the supervisor's clock.
-LOW = 0.1
+#: Of a party's blocks, by the supervisor's clock: the one of these at which the processes agree best. A kernel may have
+#: two speeds there (threads that share a core, or do not), and a quantile between them says nothing.
+LOW = (0.05, 0.1, 0.25, 0.5)
+TYPICAL = 0.25
 RESAMPLES = 200
 #: Variance of a median over that of a mean, of normal values.
 _MEDIAN_VARIANCE = math.pi / 2.0
@@ -51,6 +53,11 @@ class Placement:
     ns: float = 120.0
     share: float = 0.0005
     degrees: float = 4.0
+
+    @classmethod
+    def usual(cls, kind: str) -> Placement:
+        """Of a runner of ``kind`` ("cpu", "cuda") that nobody calibrated."""
+        return cls() if kind == "cuda" else cls(ns=120.0, share=0.01)
 
     def variance(self, call_ns: float) -> float:
         """Of the logarithm of a call of ``call_ns``."""
@@ -90,9 +97,9 @@ def compare(blocks: Sequence[Block], over: str, under: str, clock: str, placemen
 
 
 def typical_ns(blocks: Sequence[Block], party: str, clock: str) -> float:
-    """A call of ``party``: the median by events, undisturbed by the supervisor's clock."""
-    values = [block.of(party) for block in blocks]
-    return statistics.median(values) if clock == "events" else _low(values)
+    """A call of ``party``: the median by events; by the supervisor's clock where little disturbs it."""
+    values = sorted(block.of(party) for block in blocks)
+    return statistics.median(values) if clock == "events" else _quantile(values, TYPICAL)
 
 
 def process_values(blocks: Sequence[Block], over: str, under: str, clock: str) -> list[float]:
@@ -100,7 +107,8 @@ def process_values(blocks: Sequence[Block], over: str, under: str, clock: str) -
     groups = _by_process(blocks)
     if clock == "events":
         return [statistics.median(_log_ratios(group, over, under)) for group in groups]
-    return [_low_ratio([group], over, under) for group in groups]
+    pairs = [[(block.of(over), block.of(under)) for block in group] for group in groups]
+    return [_low_ratios([group])[LOW.index(TYPICAL)] for group in pairs]
 
 
 def _by_process(blocks: Sequence[Block]) -> list[list[Block]]:
@@ -123,23 +131,26 @@ def _by_medians(groups: Sequence[Sequence[Block]], over: str, under: str) -> tup
 def _by_low(groups: Sequence[Sequence[Block]], over: str, under: str) -> tuple[float, float]:
     """The log of the low quantiles' quotient, and the variance that one process more or less would have: the
     bootstrap's, scaled to one process, and by what it is short of for so few."""
-    center, count = _low_ratio(groups, over, under), len(groups)
-    chance = random.Random(0)
-    values = [
-        _low_ratio([chance.choices(group, k=len(group)) for group in chance.choices(groups, k=count)], over, under)
+    pairs = [[(block.of(over), block.of(under)) for block in group] for group in groups]
+    chance, count = random.Random(0), len(groups)
+    drawn = [
+        _low_ratios([chance.choices(group, k=len(group)) for group in chance.choices(pairs, k=count)])
         for _ in range(RESAMPLES)
     ]
-    return center, _variance(values) * count * count / max(1, count - 1)
+    variances = [_variance([values[place] for values in drawn]) for place in range(len(LOW))]
+    best = min(range(len(LOW)), key=lambda place: variances[place])
+    return _low_ratios(pairs)[best], variances[best] * count * count / max(1, count - 1)
 
 
-def _low_ratio(groups: Sequence[Sequence[Block]], over: str, under: str) -> float:
-    blocks = [block for group in groups for block in group]
-    return math.log(_low([block.of(over) for block in blocks]) / _low([block.of(under) for block in blocks]))
+def _low_ratios(groups: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """The log-quotient at each of ``LOW``."""
+    pairs = [pair for group in groups for pair in group]
+    over, under = sorted(pair[0] for pair in pairs), sorted(pair[1] for pair in pairs)
+    return [math.log(_quantile(over, share) / _quantile(under, share)) for share in LOW]
 
 
-def _low(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    position = LOW * (len(ordered) - 1)
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])

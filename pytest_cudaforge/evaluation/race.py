@@ -9,7 +9,6 @@ what only one of them is asked (the candidate's answers are judged, after its bl
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,19 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.evaluation import comparison
 from pytest_cudaforge.evaluation.cases import call_layout
-from pytest_cudaforge.evaluation.parties import Party, request_ns
+from pytest_cudaforge.evaluation.parties import Clock, Party, request_ns
 from pytest_cudaforge.evaluation.pressure import ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sitting import Pace, Sitting, Table
 from pytest_cudaforge.evaluation.timing import (
     FOREIGN,
-    GPU_PLACEMENT_NS,
     Block,
     block_of,
     crowded,
-    quiet_blocks,
-    steady_blocks,
 )
 from pytest_cudaforge.records import Status
 
@@ -51,10 +48,6 @@ _WARMING_TURNS = {"cpu": 3, "cuda": 1}
 _QUIET, _QUIET_TURNS, _FEWEST_QUIET, _MOST_ROUNDS = 0.02, 8, 4, 20
 #: What is worth a thought, as a log-ratio and in ns (see guard.Thresholds); near it more processes may tell.
 _WORTH, _WORTH_NS = 0.03, 1_000.0
-#: Of a mean of a few processes, whose spread is itself uncertain.
-_QUANTILE = 3.7
-#: A process's own part of a call's time is not known from fewer processes than count as this many.
-_KNOWN_PROCESSES = 4
 
 
 @dataclass(frozen=True)
@@ -119,27 +112,17 @@ def _fast_ns(turns: Sequence[Turn]) -> float:
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
-def settled(blocks: Sequence[Block], placement_ns: float = 0.0) -> bool:
+def settled(blocks: Sequence[Block], clock: Clock, device: str) -> bool:
     """May measuring stop? Where candidate and base are clearly apart by more than what is worth a thought, or clearly
     by less. It decides nothing: the guard does, from all of the blocks."""
     if crowded(blocks):
         return False
     if not blocks or "base" not in blocks[0].parties:
         return True
-    usable = steady_blocks(quiet_blocks(blocks))
-    by_process: dict[int, list[float]] = {}
-    for block in usable:
-        by_process.setdefault(block.process, []).append(math.log(block.of("candidate") / block.of("base")))
-    values = [statistics.median(group) for group in by_process.values()]
-    if len(values) < 2:
-        return False
-    base_ns = statistics.median(block.of("base") for block in usable)
-    known = 2.0 * (placement_ns / base_ns) ** 2
-    degrees = _KNOWN_PROCESSES + len(values) - 1
-    variance = (_KNOWN_PROCESSES * known + (len(values) - 1) * statistics.variance(values)) / degrees
-    doubt = _QUANTILE * math.sqrt(variance / len(values))
-    worth, center = max(_WORTH, _WORTH_NS / base_ns), statistics.fmean(values)
-    return center + doubt < worth or center - doubt > worth
+    kept = comparison.usable(blocks, clock)
+    slower, processes = comparison.compare(kept, "candidate", "base", clock, comparison.Placement.usual(device))
+    worth = 1.0 + max(_WORTH, _WORTH_NS / comparison.typical_ns(kept, "base", clock))
+    return processes > 1 and (slower.high < worth or slower.low > worth)
 
 
 def block_order(references: Sequence[str], base: bool, turned: bool) -> tuple[str, ...]:
@@ -238,7 +221,7 @@ class Contest(Sitting):
                 for process in range(self.pace.processes):
                     blocks += self._one_process(process, table, beside)
                     usable = {block.process for block in blocks if block.foreign <= FOREIGN}
-                    if len(usable) >= self.pace.fewest and settled(blocks, self._placement_ns):
+                    if len(usable) >= self.pace.fewest and settled(blocks, self.clock, self.device):
                         break
         except WorkerTimeout as error:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
@@ -247,10 +230,6 @@ class Contest(Sitting):
         # A check that found no quiet moment is no reason: what it would have charged is charged to nobody here.
         self.crowded = crowded(blocks)
         return tuple(blocks)
-
-    @property
-    def _placement_ns(self) -> float:
-        return GPU_PLACEMENT_NS if self.device == "cuda" else 0.0
 
     @property
     def disturbance(self) -> str:
