@@ -30,7 +30,15 @@ from pytest_cudaforge.runtime.shortcut import MISS, Shortcut, shortcut_of
 from pytest_cudaforge.runtime.signature import Leaf, Signature, describe_module, flatten_call, spec_of
 from pytest_cudaforge.runtime.training import BoundBackward, backward_arguments
 
-__all__ = ["Attachment", "Dispatch", "ForgeWarning"]
+__all__ = [
+    "Attachment",
+    "Dispatch",
+    "ForgeWarning",
+    "device_facts",
+    "device_name",
+    "place_reason",
+    "state_reason",
+]
 
 _MOST_SIGNATURES = 512
 #: For one signature: under no_grad, in inference mode, with an input that requires grad, ...
@@ -118,6 +126,8 @@ class Attachment:
         self._learned: dict[tuple[Any, ...], tuple[_Known | None, int]] = {}
         self._known: dict[Any, _Known] = {}
         self._last: _Known | None = None
+        #: What the module has in common with others that share compiled code (runtime.dynamo).
+        self.form = ""
         self._lock = threading.RLock()
         self.declined: Counter[str] = Counter()
         _alive.add(self)
@@ -260,10 +270,10 @@ class Attachment:
             if not found:
                 leaves, _ = flatten_call(site.args, site.kwargs)
                 paths = [path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
-                signature = _signature(site, _device_facts(call.device), kernel, backward_arguments(call.plan))
+                signature = _signature(site, device_facts(call.device), kernel, backward_arguments(call.plan))
                 try:
-                    loaded = kernel.load_backward(signature, _device_name(call.device))
-                    found = _state_reason(loaded) or BoundBackward(loaded, paths, call.circumstances, call.device)
+                    loaded = kernel.load_backward(signature, device_name(call.device))
+                    found = state_reason(loaded) or BoundBackward(loaded, paths, call.circumstances, call.device)
                 except ForgeError as error:
                     self._dispatch.warn_once(kernel, error)
                     found = error.what
@@ -322,15 +332,15 @@ class Attachment:
         reasons = []
         for kernel in self._dispatch.kernels:
             try:
-                facts = _device_facts(device)
-                reason = _place_reason(kernel, facts) or guards.refusal(
+                facts = device_facts(device)
+                reason = place_reason(kernel, facts) or guards.refusal(
                     kernel.entry, inputs, self._dispatch.names, training
                 )
                 if not reason and isinstance(kernel, Configured):
                     return ConfiguredCall(kernel, circumstances, device)
                 if not reason and isinstance(kernel, Kernel):
-                    loaded = kernel.load(_signature(site, facts, kernel), _device_name(device))
-                    reason = _state_reason(loaded.main, loaded.prepare)
+                    loaded = kernel.load(_signature(site, facts, kernel), device_name(device))
+                    reason = state_reason(loaded.main, loaded.prepare)
                 if not reason:
                     align_bytes = max(kernel.entry.guard.align_bytes, 1)
                     call = BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes)
@@ -393,7 +403,7 @@ def _unusable(tensors: Sequence[torch.Tensor], device: torch.device) -> str:
     return ""
 
 
-def _place_reason(kernel: Kernel | Configured, facts: DeviceFacts) -> str:
+def place_reason(kernel: Kernel | Configured, facts: DeviceFacts) -> str:
     entry = kernel.entry
     if entry.arch not in (facts.arch, f"{facts.arch}a", f"{facts.arch}f"):
         return f"forged for {entry.arch}, called on {facts.arch}"
@@ -402,7 +412,7 @@ def _place_reason(kernel: Kernel | Configured, facts: DeviceFacts) -> str:
     return ""
 
 
-def _state_reason(*loaded: LoadedPlan | None) -> str:
+def state_reason(*loaded: LoadedPlan | None) -> str:
     """Weights are verified as the module's constructor lays them out, and no probe moves them."""
     for part in loaded:
         for buffer in part.plan.buffers if part else ():
@@ -411,7 +421,7 @@ def _state_reason(*loaded: LoadedPlan | None) -> str:
     return ""
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else f"cuda:{device.index}"
 
 
@@ -434,9 +444,9 @@ def _no_backward(kernel: Kernel, site: _Site, names: Sequence[str]) -> str:
 
 
 @functools.cache
-def _device_facts(device: torch.device) -> DeviceFacts:
+def device_facts(device: torch.device) -> DeviceFacts:
     # CUDA is in use in this process already: a tensor on the device brought us here.
-    return hardware.detect(_device_name(device))
+    return hardware.detect(device_name(device))
 
 
 # -- the signature of a call -----------------------------------------------------------------------------------

@@ -28,7 +28,17 @@ from pytest_cudaforge.plan import (
 from pytest_cudaforge.runtime.circumstances import Circumstances, Slot, tensor_in
 from pytest_cudaforge.runtime.replay import Bound, Program
 
-__all__ = ["REFERENCE", "STALE", "BoundCall", "LoadedPlan", "allocator", "on_device", "stream_of", "written_buffers"]
+__all__ = [
+    "REFERENCE",
+    "STALE",
+    "BoundCall",
+    "LoadedPlan",
+    "allocator",
+    "is_whole",
+    "on_device",
+    "stream_of",
+    "written_buffers",
+]
 
 #: Answers of a call in place of an output: run the reference this time / the module changed, bind anew.
 REFERENCE = object()
@@ -153,7 +163,7 @@ class BoundCall:
         self._arena_bytes = layout.total_bytes
         self._arena = sorted(layout.offsets.items())
         # Most plans return one fresh buffer as it stands.
-        self._whole = isinstance(plan.outputs, View) and len(fresh) == 1 and _is_whole(plan.outputs, specs[0])
+        self._whole = isinstance(plan.outputs, View) and len(fresh) == 1 and is_whole(plan.outputs, specs[0])
 
     @property
     def plan(self) -> LaunchPlan:
@@ -332,7 +342,8 @@ def on_device(run: Callable[..., Any], index: int) -> Callable[..., Any]:
     return run_there
 
 
-def _is_whole(view: View, spec: TensorSpec) -> bool:
+def is_whole(view: View, spec: TensorSpec) -> bool:
+    """Whether the view is all of its buffer."""
     return (view.shape, view.strides, view.offset) == (spec.shape, spec.strides, 0)
 
 
@@ -340,7 +351,7 @@ def _tree(value: Any, bases: dict[int, torch.Tensor], plan: LaunchPlan) -> Any:
     """The output tree with tensors for Views: a whole buffer's own tensor, else a view of it."""
     if isinstance(value, View):
         base = bases[value.buffer]
-        if _is_whole(value, plan.buffers[value.buffer].spec):
+        if is_whole(value, plan.buffers[value.buffer].spec):
             return base
         return base.as_strided(value.shape, value.strides, base.storage_offset() + value.offset)
     if isinstance(value, (list, tuple)):

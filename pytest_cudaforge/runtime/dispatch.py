@@ -2,7 +2,7 @@
 
 How a swap is made: the target class's ``forward`` becomes one that looks for an attachment in the instance's own
 ``__dict__``. The class stays the same object and instances keep their class, so ``state_dict``, ``.to()``, hooks,
-pickling and ``torch.compile`` (which sees the reference) work as before. Only modules that were applied have an
+pickling and ``torch.compile`` work as before (:mod:`runtime.dynamo`). Only modules that were applied have an
 attachment; a deep copy gets one of its own, a pickle carries a plain string that means nothing to whoever loads it.
 
 A call goes to the kernel where everything that was verified holds (device arch, dtype, shape, strides, alignment,
@@ -26,7 +26,7 @@ from torch.compiler import is_dynamo_compiling
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.errors import BuildFailure, ConfigError, UsageError
-from pytest_cudaforge.runtime import lookup
+from pytest_cudaforge.runtime import dynamo, lookup
 from pytest_cudaforge.runtime.attachment import Attachment, Dispatch, ForgeWarning
 from pytest_cudaforge.runtime.configuration import LANGUAGE
 from pytest_cudaforge.runtime.configured import Configured
@@ -85,6 +85,16 @@ class ApplyReport:
                 found[path] = dict(attachment.declined)
         return found
 
+    @property
+    def compiled(self) -> dict[str, dict[str, int]]:
+        """By path: what ``torch.compile`` was given for it ("kernel", or "reference: " and why), and how often."""
+        found = {}
+        for path, reference in self._attachments:
+            attachment = reference()
+            if attachment is not None and dynamo.decisions(attachment.form):
+                found[path] = dynamo.decisions(attachment.form)
+        return found
+
     def __str__(self) -> str:
         lines = [f"forged kernels: {len(self.swapped)} swapped, {len(self.kept)} kept"]
         lines += [
@@ -93,6 +103,8 @@ class ApplyReport:
         lines += [f"  kept {_place(row.path)}: {row.target}: {row.reason}" for row in self.kept]
         for path, reasons in self.fallbacks.items():
             lines += [f"  reference ran {count} x in {_place(path)}: {reason}" for reason, count in reasons.items()]
+        for path, what in self.compiled.items():
+            lines += [f"  compiled {count} x in {_place(path)}: {word}" for word, count in what.items()]
         return "\n".join(lines)
 
 
@@ -176,6 +188,7 @@ class _Run:
             return
         _install(kind, dispatch.reference)
         attachment = Attachment(dispatch).own(module)
+        attachment.form = dynamo.form_of(module, dispatch.kernels, dispatch.names)
         module.__dict__[ATTACHMENT] = attachment
         self._swap(path, dispatch, attachment, note)
 
@@ -187,6 +200,7 @@ class _Run:
             self._keep(name, reference, dispatch)
             return
         attachment = Attachment(dispatch).own(None)
+        attachment.form = dynamo.form_of(None, dispatch.kernels, dispatch.names)
         setattr(namespace, name, _dispatching_function(reference, attachment))
         self._swap(name, dispatch, attachment, "; ".join(_configurations(dispatch)))
 
@@ -301,10 +315,13 @@ def _install(kind: type, reference: Callable[..., Any]) -> None:
 
     @functools.wraps(reference)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Dynamo folds this to True and compiles the reference, as if nothing had been applied.
-        if is_dynamo_compiling():
-            return reference(self, *args, **kwargs)
         attachment = self.__dict__.get(ATTACHMENT)
+        if is_dynamo_compiling():  # Dynamo folds this to True
+            if type(attachment) is Attachment and type(self) is kind and attachment.form:
+                served, output = dynamo.traced(self, attachment.form, args, kwargs)
+                if served:
+                    return output
+            return reference(self, *args, **kwargs)
         if type(attachment) is not Attachment or type(self) is not kind:
             return reference(self, *args, **kwargs)
         return attachment.call(self, args, kwargs)
@@ -314,10 +331,13 @@ def _install(kind: type, reference: Callable[..., Any]) -> None:
 
 
 def _dispatching_function(reference: Callable[..., Any], attachment: Attachment) -> Callable[..., Any]:
+    form = attachment.form
+
     @functools.wraps(reference)
     def function(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return reference(*args, **kwargs)
+            served, output = dynamo.traced(None, form, args, kwargs) if form else (False, None)
+            return output if served else reference(*args, **kwargs)
         return attachment.call(None, args, kwargs)
 
     setattr(function, _REFERENCE, reference)

@@ -748,25 +748,6 @@ def test_a_deleted_model_frees_its_memory_at_once(tmp_path: Path) -> None:
     assert report.fallbacks == {}
 
 
-def test_torch_compile_sees_the_reference(tmp_path: Path) -> None:
-    repo = with_rms(tmp_path)
-    model = repo.module.Net().eval()
-    apply(model)
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    with torch.no_grad():
-        compiled = torch.compile(model, backend=backend, fullgraph=True)
-        with disabled():
-            expected = model(X)
-        assert torch.allclose(compiled(X), expected, rtol=1e-5)
-    assert len(graphs) == 1
-    assert ran(model.layers[0], X) == "kernel"
-
-
 def test_disabled_is_for_this_thread_only(tmp_path: Path) -> None:
     repo = with_rms(tmp_path)
     model = repo.module.RMSNorm(64).eval()
