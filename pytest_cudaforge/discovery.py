@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pytest_cudaforge.closure import source_closure
-from pytest_cudaforge.marks import MarkResolver, exported_aliases
+from pytest_cudaforge.marks import MarkResolver, exported_aliases, literal_flag
 from pytest_cudaforge.records import Kind, Target
 from pytest_cudaforge.sources import FOREIGN_FOLDERS, ParsedFile, SourceProblem, SourceTree
 from pytest_cudaforge.target import TargetOptions, unknown_option
@@ -56,13 +56,14 @@ class Discovery:
 
 @dataclass(frozen=True)
 class _Mark:
-    """One use of the decorator; ``text`` is set where it cannot be a target."""
+    """One use of the decorator; ``text`` is set where it cannot be a target. ``used``: the expression that marks."""
 
     qualname: str
     line: int
     kind: Kind
     call: ast.Call | None = None
     text: str = ""
+    used: ast.expr | None = None
 
 
 @dataclass
@@ -234,6 +235,7 @@ def _target(scan: _Scan, file: ParsedFile, shown: str, mark: _Mark) -> Target:
         name=snake_case(label),
         source=source,
         digest=hashlib.sha256(source.encode()).hexdigest(),
+        guard=literal_flag(scan.tree, file, mark.used, "guard") if mark.used is not None else False,
     )
 
 
@@ -312,7 +314,7 @@ def _judged(
     kind: Kind = "class" if isinstance(statement, ast.ClassDef) else "function"
     call = decorator if isinstance(decorator, ast.Call) else None
     text = _misplaced(statement, qualname, within) or _bad_call(call)
-    return _Mark(qualname, statement.lineno, kind, call, text)
+    return _Mark(qualname, statement.lineno, kind, call, text, decorator)
 
 
 def _misplaced(statement: ast.stmt, qualname: str, within: str) -> str:
@@ -357,7 +359,7 @@ def _marked_by_call(statement: ast.stmt, file: ParsedFile, resolver: MarkResolve
     if isinstance(definition, (ast.ClassDef, ast.FunctionDef)):
         kind: Kind = "class" if isinstance(definition, ast.ClassDef) else "function"
         text = _misplaced(definition, name, "") or (_bad_call(options) if options is not call else "")
-        yield _Mark(name, definition.lineno, kind, options, text)
+        yield _Mark(name, definition.lineno, kind, options, text, options)
         return
     shown = ast.unparse(marked)
     text = f"{shown} is marked but not defined in this file; expected: a class or function defined here"

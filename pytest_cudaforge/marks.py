@@ -8,10 +8,12 @@ from pathlib import Path
 
 from pytest_cudaforge.sources import ParsedFile, SourceProblem, SourceTree, Statement, dotted_name, imported_path
 
-__all__ = ["MarkResolver", "exported_aliases"]
+__all__ = ["MarkResolver", "exported_aliases", "literal_flag"]
 
 PACKAGE = "pytest_cudaforge"
 DECORATOR = "forge_target"
+#: So many aliases of aliases are followed.
+_DEEPEST = 16
 #: The modules of this package that have the decorator, and its names in them.
 HOMES = {PACKAGE: (DECORATOR, f"target.{DECORATOR}"), f"{PACKAGE}.target": (DECORATOR,)}
 
@@ -100,6 +102,60 @@ class MarkResolver:
             if home is not None and name and self.means_mark(home, name):
                 return True
         return False
+
+
+def literal_flag(tree: SourceTree, file: ParsedFile, mark: ast.expr, option: str, depth: int = 0) -> bool | None:
+    """What a use of the decorator says of a boolean ``option``, through the aliases that carry options of their own.
+
+    True or False where it stands there as such, False where nothing is said; None where only importing would tell.
+    """
+    if depth > _DEEPEST:
+        return None
+    if isinstance(mark, ast.Call):
+        for keyword in mark.keywords:
+            if keyword.arg == option:
+                told = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+                return told if isinstance(told, bool) else None
+        if any(keyword.arg is None for keyword in mark.keywords):
+            return None  # **options
+        partial = dotted_name(mark.func).rpartition(".")[2] == "partial"
+        inner = mark.args[0] if partial and mark.args else mark.func
+        return literal_flag(tree, file, inner, option, depth + 1)
+    head, _, rest = dotted_name(mark).partition(".")
+    for statement in _binding(file, head):
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            found = _imported_alias(tree, file, statement, head, rest)
+            if found is not None:
+                return literal_flag(tree, found[0], found[1], option, depth + 1)
+        else:
+            value = getattr(statement, "value", None)
+            return literal_flag(tree, file, value, option, depth + 1) if isinstance(value, ast.expr) else None
+    # The decorator itself, from this package.
+    return False
+
+
+def _imported_alias(
+    tree: SourceTree, file: ParsedFile, node: ast.Import | ast.ImportFrom, head: str, rest: str
+) -> tuple[ParsedFile, ast.expr] | None:
+    """The local file that an imported name comes from, and the name there; None where it is not local."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            dotted = f"{head}.{rest}" if rest else head
+            name = rest if alias.asname == head else dotted.removeprefix(alias.name + ".")
+            if (alias.asname or alias.name.partition(".")[0]) != head or not name:
+                continue
+            home = tree.readable(imported_path(file, alias.name, 0))
+        elif alias.name == "*" or (alias.asname or alias.name) == head:
+            name = head if alias.name == "*" else alias.name
+            home = tree.readable(imported_path(file, node.module or "", node.level))
+            if rest:  # `from . import marks`
+                dotted = f"{node.module}.{name}" if node.module else name
+                home, name = tree.readable(imported_path(file, dotted, node.level)), rest
+        else:
+            continue
+        if home is not None and name.partition(".")[0] in home.bindings:
+            return home, ast.parse(name, mode="eval").body
+    return None
 
 
 def exported_aliases(tree: SourceTree, path: Path, data: bytes) -> set[str]:

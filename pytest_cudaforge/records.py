@@ -35,6 +35,7 @@ class Target:
     ``source`` is the target with everything it needs from its file (and from files it imports relatively), the
     text shown to the Coder; ``digest`` is sha256 over it, so that changing one target leaves others valid. ``terms``
     are options that count instead of its own, by name: in guard mode those of the merge base (target.with_terms).
+    ``guard``: does the mark say ``guard=True``? None where it is no literal, and only importing would tell.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Target:
     source: str
     digest: str
     terms: tuple[tuple[str, Any], ...] = ()
+    guard: bool | None = False
 
     @property
     def key(self) -> str:

@@ -42,7 +42,7 @@ _ENVIRONMENT = (
 )
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
-_TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation", "version")
+_TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation", "version", "guarded")
 
 
 @dataclass(frozen=True)
@@ -283,6 +283,10 @@ class OracleClient:
         """Its options that are plain data (target.TERMS), by name. Imports and constructs it, runs no workload."""
         found = self.request("terms", target=to_json(target))
         return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found.items())
+
+    def guarded(self, target: Target) -> bool:
+        """Does the target ask for a guard (``guard=True``)? Imports its file; for those whose ``guard`` is None."""
+        return bool(self.request("guarded", target=to_json(target)))
 
     def backward(self, target: Target) -> tuple[str, tuple[WorkloadFacts, ...]]:
         """Why the target's backward cannot be verified ("" where it can), and the facts of each workload's backward."""

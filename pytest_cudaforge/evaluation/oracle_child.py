@@ -29,7 +29,7 @@ from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.relocation import relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
-from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal
+from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
 from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
@@ -98,6 +98,10 @@ class _Oracle:
 
     def do_terms(self, target: Any) -> Any:
         return terms_of(self.subject(target).options)
+
+    def do_guarded(self, target: Any) -> bool:
+        record: Target = from_json(Target, target)
+        return options_asked(record, self.python_paths).guard
 
     def do_backward(self, target: Any) -> Any:
         """``{"reason": why there is none, "workloads": WorkloadFacts of each workload's backward}``."""

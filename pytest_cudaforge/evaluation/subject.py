@@ -38,7 +38,7 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of, with_terms
 
-__all__ = ["INIT_SEED", "TYING", "Subject", "imported", "is_fatal", "seed_generators", "user_text"]
+__all__ = ["INIT_SEED", "TYING", "Subject", "imported", "is_fatal", "options_asked", "seed_generators", "user_text"]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
@@ -403,6 +403,16 @@ def imported(target: Target, python_paths: tuple[str, ...]) -> tuple[Any, Target
     namespace = _load_file(target, python_paths)
     found = _find(target, namespace)
     return found, file_options(options_of(found), vars(namespace))
+
+
+def options_asked(target: Target, python_paths: tuple[str, ...]) -> TargetOptions:
+    """The target's options, with nothing done but the import of its file. Raises TargetError."""
+    try:
+        return imported(target, python_paths)[1]
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{target.id}: importing its file failed\n{user_text(error, target.root)}") from error
 
 
 def _load_plain_file(target: Target, path: Path) -> ModuleType:
