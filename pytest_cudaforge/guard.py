@@ -212,8 +212,9 @@ def _against_reference(
     expected_ns = reference_ns / (promised if promised is not None else 1.0)
     behind = _inverse(speedup, promised if promised is not None else 1.0)
     margin = max(thresholds.noise, 1.0 / (1.0 - thresholds.promise_margin) - 1.0 if promised is not None else 0.0)
-    # What was slower than its reference when it was merged is so still.
-    must_beat = (promises.of_question(question) or 1.0) >= 1.0
+    # What was slower than its reference when it was merged is so still; and where nothing was ever measured (a
+    # reference that torch.compile could not take then), nothing is asked now.
+    must_beat = (promises.of_question(question) or 0.0) >= 1.0
     against_itself = _outcome(_inverse(speedup, 1.0), reference_ns, thresholds.noise, thresholds, processes)
     against_promise = _outcome(behind, expected_ns, margin, thresholds, processes)
     below = must_beat and against_itself == "regression"
@@ -312,12 +313,12 @@ def _amount(finding: Finding) -> str:
 def _asked(finding: Finding, promises: Promises, thresholds: Thresholds, must_beat: bool) -> str:
     if finding.promised is not None:
         asked = f"promised were {_digits(finding.promised)}x, less {_percent(thresholds.promise_margin, 0)}"
+    elif promises.of_question(finding.question) is None:
+        asked = "the manifest promises nothing, so nothing is asked"
     elif not must_beat:
         asked = "it was no faster when it was merged"
-    elif promises.incomparable:
-        asked = f"what the manifest promises does not hold here ({promises.incomparable}): asked is that it still wins"
     else:
-        asked = "the manifest promises nothing: asked is that it still wins"
+        asked = f"what the manifest promises does not hold here ({promises.incomparable}): asked is that it still wins"
     return f"{asked}; it is now slower than what it replaces" if finding.below_reference else asked
 
 
