@@ -99,7 +99,7 @@ from pytest_cudaforge import forge_target
 class Deep(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(24)])
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(10)])
 
     def forward(self, x):
         for layer in self.layers:
@@ -154,7 +154,7 @@ def test_a_configuration_that_wins_is_published_checked_and_applied(tmp_path: Pa
     (tmp_path / "layers.py").write_text(DEEP)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "use.py").write_text(USE)
-    forged = pytest_in(tmp_path, "--forge", "--forge-rounds", "2", OPENAI_API_KEY="", CUDAFORGE_TRIALS="2")
+    forged = pytest_in(tmp_path, "--forge", "--forge-rounds", "1", OPENAI_API_KEY="", CUDAFORGE_TRIALS="2")
     said = forged.stdout + forged.stderr
     print(said)
     assert "1 passed" in said
