@@ -297,7 +297,7 @@ def _git_errors() -> Iterator[None]:
         ) from error
     try:
         yield
-    except git.GitCommandError as error:
+    except git.CommandError as error:
         detail = " ".join(str(error.stderr).split()) or _first_line(error)
         raise UsageError(f"--forge-guard: git failed: {detail}", expected="a git repo that can be read") from error
 
