@@ -1,0 +1,113 @@
+"""The guard's run as text, Markdown and JSON: worst first, nothing hostile gets through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_cudaforge.guard import Finding
+from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport
+from pytest_cudaforge.records import Ratio, from_json, to_json
+from pytest_cudaforge.report.guarded import document, markdown, properties_of, record_text, summary_lines
+
+SLOWER = Finding(
+    question="base",
+    workload="default",
+    what="forward",
+    outcome="regression",
+    slowdown=Ratio(1.25, 1.22, 1.28),
+    lost_ns=25_000.0,
+    confirmed=True,
+    text="25.0 % slower (99 % interval 22.0 % to 28.0 %) than at the base: 100 us -> 125 us a call",
+    candidate_ns=125_000.0,
+    against_ns=100_000.0,
+    processes=4,
+)
+FASTER = replace(SLOWER, question="eager", outcome="pass", slowdown=Ratio(3.0, 2.9, 3.1), lost_ns=-1.0, promised=2.5)
+
+
+def record(name: str, outcome: str, **rest: object) -> GuardRecord:
+    place = f"forged/{name}-3f9a1c/cpu/plan.py"
+    made = GuardRecord(
+        f"{place}::guard[default]", f"layers.py::{name}", "default", "pass", command="pytest --forge-guard"
+    )
+    return replace(made, outcome=outcome, **rest)  # type: ignore[arg-type]
+
+
+GOOD = record("good", "pass", findings=(FASTER,), since="1f2e3d4c5", reason="3.00x eager")
+SLOW = record("slow", "regression", findings=(SLOWER, FASTER), reason=SLOWER.text, text="how much: 25.0 % slower")
+WRONG = record(
+    "wrong",
+    "failed",
+    reason="INCORRECT_NUMERICAL | `<b>`",
+    text="INCORRECT_NUMERICAL\x1b[31m\n```\n<script>@somebody</script>",
+    changes=(Change("layers.py::wrong", "atol", "1e-06", "0.5"),),
+)
+ODD = record("odd", "inconclusive", reason="nothing was decided: other processes kept the cores busy")
+CASE = replace(GOOD, id=GOOD.id.replace("guard[", "case["), raced=False, reason="correct", findings=())
+REPORT = GuardReport(
+    (GOOD, CASE, ODD, SLOW, WRONG),
+    base='main at 1f2e3d4c5 (2026-11-20, "feat: a norm")',
+    base_sha="1f2e3d4c5" + "0" * 31,
+    machine="NVIDIA H200",
+    runner="fit; false alarms 0 of 60",
+    changes=(Change("cudaforge.yaml", "guard.relative", "0.03", "5"),),
+    removed=("layers.py::Gone (cpp, cpu)",),
+    alarms=("toolchain: slower than its reference since torch 2.14", "  to do: re-forge"),
+    seconds=12.3,
+)
+
+
+def test_the_table_is_sorted_worst_first_and_says_the_rest() -> None:
+    lines = summary_lines(REPORT)
+    table = [line for line in lines if line.startswith("forged/")]
+    assert [line.split("-")[0] for line in table] == ["forged/wrong", "forged/slow", "forged/odd", "forged/good"]
+    assert "+25.0%" in table[1] and "3.00x" in table[1] and "125 us" in table[1]
+    assert "unchanged since 1f2e3d4c5" in table[3]
+    text = "\n".join(lines)
+    for wanted in (
+        "runner: fit; false alarms 0 of 60",
+        "cudaforge.yaml: guard.relative 5, at the merge base 0.03: not obeyed",
+        "layers.py::wrong: atol 0.5, at the merge base 1e-06: not obeyed",
+        "removed: layers.py::Gone",
+        "to do: re-forge",
+        "1 failed, 1 regression, 1 inconclusive, 1 pass in 12 s",
+    ):
+        assert wanted in text
+    assert "\x1b" not in text
+
+
+def test_a_failure_says_how_to_see_it_again_and_what_was_changed() -> None:
+    text = record_text(WRONG, REPORT)
+    assert "reproduce: pytest --forge-guard" in text and "changed: layers.py::wrong: atol 0.5" in text
+    assert "alarm: toolchain" in record_text(SLOW, REPORT) and "alarm" not in record_text(WRONG, REPORT)
+
+
+def test_junit_gets_figures_by_question() -> None:
+    found = dict(properties_of(SLOW, REPORT))
+    assert (found["guard"], found["slowdown_base"], found["speedup_eager"]) == ("regression", "1.25", "3")
+    assert found["lost_ns"] == "2.5e+04" and found["machine"] == "NVIDIA H200"
+    assert dict(properties_of(GOOD, REPORT))["unchanged_since"] == "1f2e3d4c5"
+
+
+def test_markdown_takes_nothing_as_markup() -> None:
+    text = markdown(REPORT)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.replace(r"\|", "").count("|") == 9 for line in rows), rows
+    assert "````" in text, "what holds a fence is fenced with more"
+    outside = text.split("````")[0] + text.split("````")[2]
+    assert "<script>" not in outside and "@somebody" not in outside and "<b>" not in outside
+    assert "**Removed kernels**" in text and "**Changed by this branch**" in text
+    assert "Nothing was guarded" in markdown(GuardReport(base="main"))
+    assert "could not run" in markdown(GuardReport(error="no device"))
+    assert summary_lines(GuardReport(error="no device")) == ["no device"]
+
+
+def test_inconclusive_fails_where_that_is_asked_for() -> None:
+    assert "inconclusive" not in REPORT.failing and "unfit" not in replace(REPORT, strict=True).failing
+    assert "inconclusive" in replace(REPORT, strict=True).failing
+
+
+def test_it_goes_to_json_and_back() -> None:
+    assert from_json(GuardReport, to_json(REPORT)) == REPORT
+    data = document(REPORT)
+    assert data["totals"]["regression"] == 1 and data["records"][0]["target"] == "layers.py::good"
