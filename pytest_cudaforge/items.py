@@ -180,9 +180,15 @@ class ForgedFolder(pytest.Directory):
         except UsageError as error:
             raise self.CollectError(str(error)) from None
         places = {self.manifest.parent / entry.directory: entry for entry in entries}
+        listed: dict[tuple[str, str], frozenset[str]] = {}
+        for entry in entries:
+            names = frozenset(workload.name for workload in entry.workloads)
+            listed[entry.target, entry.arch] = listed.get((entry.target, entry.arch), frozenset()) | names
         for child in sorted({step for place in places for step in _steps(self.path, place)}):
             if child in places:
-                yield KernelFolder.from_parent(self, path=child, manifest=self.manifest, entry=places[child])
+                entry = places[child]
+                known: dict[str, Any] = {"entry": entry, "listed": listed[entry.target, entry.arch]}
+                yield KernelFolder.from_parent(self, path=child, manifest=self.manifest, **known)
             else:
                 yield ForgedFolder.from_parent(self, path=child, manifest=self.manifest)
 
@@ -193,26 +199,27 @@ def _steps(folder: Path, place: Path) -> Iterator[Path]:
 
 
 class KernelFolder(pytest.Directory):
-    """``forged/rms_norm-3f9a1c/cpu``."""
+    """``forged/rms_norm-3f9a1c/cpu``. ``listed``: workloads of its target that it or another kernel was verified on."""
 
-    def __init__(self, *, manifest: Path, entry: Entry, **rest: Any) -> None:
+    def __init__(self, *, manifest: Path, entry: Entry, listed: frozenset[str], **rest: Any) -> None:
         super().__init__(**rest)
-        self.manifest, self.entry = manifest, entry
+        self.manifest, self.entry, self.listed = manifest, entry, listed
 
     def collect(self) -> Iterator[pytest.Collector]:
         names = [file.name for file in self.entry.files]
         if not names:
             raise self.CollectError(f"{self.manifest}: the entry of {self.entry.target} names no files; forge it again")
         name = "plan.py" if "plan.py" in names else names[0]
-        yield KernelFile.from_parent(self, path=self.path / name, manifest=self.manifest, entry=self.entry)
+        known: dict[str, Any] = {"manifest": self.manifest, "entry": self.entry, "listed": self.listed}
+        yield KernelFile.from_parent(self, path=self.path / name, **known)
 
 
 class KernelFile(pytest.File):
     """The kernel's plan (read as data, never imported): a real file, so that ids work as arguments and with --lf."""
 
-    def __init__(self, *, manifest: Path, entry: Entry, **rest: Any) -> None:
+    def __init__(self, *, manifest: Path, entry: Entry, listed: frozenset[str], **rest: Any) -> None:
         super().__init__(**rest)
-        self.manifest, self.entry = manifest, entry
+        self.manifest, self.entry, self.listed = manifest, entry, listed
 
     def collect(self) -> Iterator[pytest.Item]:
         from pytest_cudaforge.case_run import CaseRun
@@ -228,7 +235,7 @@ class KernelFile(pytest.File):
             return
         run = CaseRun.of(self.config)
         for workload in self.entry.workloads:
-            case = Case(self.manifest, self.entry, workload)
+            case = Case(self.manifest, self.entry, workload, self.listed)
             yield CaseItem.from_parent(self, name=f"case[{workload.name}]", run=run, case=case)
 
 

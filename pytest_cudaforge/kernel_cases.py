@@ -33,11 +33,12 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One workload of one forged kernel."""
+    """One workload of one forged kernel. ``listed``: all workloads of its target that some kernel was verified on."""
 
     manifest: Path
     entry: Entry
     workload: EntryWorkload
+    listed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Bench:
             drawn = {workload.name: workload for workload in evaluator.facts(target).workloads}
             _require_drawn(case, drawn.get(name))
             evaluation = evaluator.evaluate(candidate, target, timing=False, workloads=[name], guard=entry.guard)
-        listed = {workload.name for workload in entry.workloads}
+        listed = case.listed | {workload.name for workload in entry.workloads}
         return Verdict(evaluation, _wider(entry.guard, evaluation), tuple(name for name in drawn if name not in listed))
 
     def _device_for(self, arch: str) -> str:
