@@ -250,8 +250,10 @@ def _machine(names: tuple[str, ...], cores: int, versions: tuple[str, ...]) -> M
 def _parse_sample(data: Any) -> Sample:
     if not isinstance(data, dict):
         raise ValueError("a party without its times")
-    median, low, high = (_number(data.get(name), name) for name in ("median_ns", "low_ns", "high_ns"))
-    if min(median, low, high) <= 0:
+    get = data.get
+    median, low = _number(get("median_ns"), "median_ns"), _number(get("low_ns"), "low_ns")
+    high = _number(get("high_ns"), "high_ns")
+    if median <= 0 or low <= 0 or high <= 0:
         raise ValueError("a time that is not positive")
     return Sample(median, low, high, _field(data, "samples", int), _field(data, "blocks", int))
 
@@ -306,6 +308,6 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if (type(value) is not float and type(value) is not int) or not math.isfinite(value):
         raise ValueError(f"{name} is no finite number")
     return float(value)
