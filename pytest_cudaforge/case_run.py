@@ -127,5 +127,7 @@ class CaseRun:
                 if self._closed:
                     raise OracleError("the run has ended")
                 paths = (*self._config.getini("pythonpath"), self._config.rootpath)
-                self._evaluators[device] = open_evaluator(forge_config(self._config), device=device, python_paths=paths)
+                self._evaluators[device] = open_evaluator(
+                    forge_config(self._config), device=device, python_paths=paths, times=False
+                )
             return self._evaluators[device]

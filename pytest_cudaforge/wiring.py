@@ -20,11 +20,13 @@ def open_evaluator(
     device: str | None = None,
     python_paths: Sequence[str | Path] = (),
     keep_blocks: bool = False,
+    times: bool = True,
 ) -> Evaluator:
     """The evaluator that the settings describe; a context manager.
 
     ``device`` overrides the settings' own. ``python_paths`` are importable for targets, after their own import root
-    and before the root of the repo. ``keep_blocks``: timings hold their raw blocks. Starts nothing by itself: children
+    and before the root of the repo. ``keep_blocks``: timings hold their raw blocks. ``times``: False
+    where nothing will be timed. Starts nothing by itself: children
     start when they are first needed. Raises ``DeviceError`` for a device that cannot be.
     """
     from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -41,6 +43,7 @@ def open_evaluator(
             allow=config.allow,
             python_paths=tuple(str(path) for path in (*python_paths, config.root)),
             keep_blocks=keep_blocks,
+            times=times,
         )
     )
 

@@ -121,6 +121,8 @@ class EvaluatorSettings:
     python_paths: tuple[str, ...] = ()
     lock_dir: Path | None = None
     keep_blocks: bool = False
+    #: False: nothing will be timed, so that no ceilings need to be measured.
+    times: bool = True
 
 
 @dataclass
@@ -182,7 +184,8 @@ class Evaluator:
     def device(self) -> DeviceFacts:
         """The device at hand with measured ceilings (measured once per machine, about 2 s)."""
         facts = hardware.detect_in_child(self.settings.device)
-        return roofline.with_ceilings(facts, self.settings.cache_dir, self._measure_ceilings)
+        measure = self._measure_ceilings if self.settings.times else None
+        return roofline.with_ceilings(facts, self.settings.cache_dir, measure)
 
     def _measure_ceilings(self) -> roofline.Ceilings:
         load = ForeignLoad()
