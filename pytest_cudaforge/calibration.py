@@ -12,6 +12,7 @@ that sittings add up and counts are today's rule's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -281,9 +282,12 @@ def calibrate(
     earlier: Calibration | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
     yardsticks: Sequence[Yardstick] | None = None,
+    processes: int | None = None,
+    budget_s: float | None = None,
 ) -> Calibration:
     """Try the guard on this runner for about ``minutes`` (one decision of each sort at least); the trials add to
-    ``earlier``'s. ``yardsticks`` None: those of the device. Raises SituationError where a yardstick fails."""
+    ``earlier``'s. ``yardsticks`` None: those of the device. ``processes``, ``budget_s``: of each race, None as in the
+    guard's own (anything else tells nothing of the guard). Raises SituationError where a yardstick fails."""
     kind = evaluator.kind
     thresholds = thresholds_from(earlier, kind)
     plan = _plan(yardsticks or YARDSTICKS[kind], PLANTED[kind])
@@ -291,12 +295,15 @@ def calibrate(
     trials: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix="cudaforge-calibrate-") as folder:
         target = target_in(Path(folder), kind)
+        # The oracle's start is no part of a decision.
+        evaluator.facts(target)
+        trying = functools.partial(trial_of, processes=processes, budget_s=budget_s)
         for yardstick, planted in itertools.cycle(plan):
             longest_s = max((trial.seconds for trial in trials), default=0.0)
             both = {bool(trial.planted) for trial in trials} == {False, True}
             if both and time.monotonic() + longest_s > until:
                 break
-            trials.append(trial_of(evaluator, target, yardstick, planted, thresholds))
+            trials.append(trying(evaluator, target, yardstick, planted, thresholds))
             on_trial(trials[-1])
     kept = (*(earlier.trials if earlier is not None else ()), *trials)[-_KEPT_TRIALS:]
     found = Calibration(machine.describe(evaluator.device), kind, kept, version=_version())
@@ -315,14 +322,22 @@ def _plan(yardsticks: Sequence[Yardstick], planted: float) -> list[tuple[Yardsti
 
 
 def trial_of(
-    evaluator: Evaluator, target: Target, yardstick: Yardstick, planted: float, thresholds: Thresholds
+    evaluator: Evaluator,
+    target: Target,
+    yardstick: Yardstick,
+    planted: float,
+    thresholds: Thresholds,
+    *,
+    processes: int | None = None,
+    budget_s: float | None = None,
 ) -> Trial:
     """One decision, as the guard makes it. Raises SituationError where the yardstick fails under the clock."""
     began = time.perf_counter()
-    first = _raced(evaluator, target, yardstick, planted)
+    race = functools.partial(_raced, evaluator, target, yardstick, planted, processes, budget_s)
+    first = race()
     races, findings = [first], guard.assess(first, Promises(), thresholds)
     if guard.suspects(findings):
-        races.append(_raced(evaluator, target, yardstick, planted))
+        races.append(race())
         findings = guard.confirm(findings, guard.assess(races[1], Promises(), thresholds))
     return Trial(
         yardstick=yardstick.name,
@@ -337,9 +352,23 @@ def trial_of(
     )
 
 
-def _raced(evaluator: Evaluator, target: Target, yardstick: Yardstick, planted: float) -> Race:
+def _raced(
+    evaluator: Evaluator,
+    target: Target,
+    yardstick: Yardstick,
+    planted: float,
+    processes: int | None,
+    budget_s: float | None,
+) -> Race:
     """One race of a yardstick against itself, or against its slower self; the reference's blocks are left out."""
-    found = evaluator.race(yardstick.candidate(planted), target, base=yardstick.candidate(), references=("eager",))
+    found = evaluator.race(
+        yardstick.candidate(planted),
+        target,
+        base=yardstick.candidate(),
+        references=("eager",),
+        processes=processes,
+        budget_s=budget_s,
+    )
     if isinstance(found, RaceFailure):
         raise SituationError(
             f"the yardstick {yardstick.name} failed: {found.status.value}: {found.reason}",
