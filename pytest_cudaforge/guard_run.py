@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport
 from pytest_cudaforge.machine import describe
 from pytest_cudaforge.merge_base import MergeBase, changed_files, worktree
 from pytest_cudaforge.plugin import MANIFEST_NAME, forge_dir
-from pytest_cudaforge.records import DeviceFacts
+from pytest_cudaforge.records import DeviceFacts, Target
 from pytest_cudaforge.runtime.manifest import Manifest
 from pytest_cudaforge.wiring import cache_dir
 
@@ -32,11 +33,15 @@ def guard_all(
     base: MergeBase,
     changes: tuple[Change, ...],
     kernels: Sequence[GuardedKernel],
+    modules: Sequence[tuple[str, Target]],
     publish: Callable[[GuardReport], None],
     on_record: Callable[[GuardRecord], None],
 ) -> None:
-    """Decide all kernels; ``publish`` gets the report after each, ``on_record`` each answer. Raises ForgeError for what
-    meets every kernel: no device, no sandbox, no git."""
+    """Decide all kernels, and all modules (an item's id and the target).
+
+    ``publish`` gets the report after each, ``on_record`` each answer. Raises ForgeError for what meets every kernel: no
+    device, no sandbox, no git.
+    """
     report = GuardReport(base=f"{base.ref} at {base.told}", base_sha=base.sha)
     publish(report)
     with worktree(base) as folder:
@@ -60,8 +65,10 @@ def guard_all(
 
         paths = [str(path) for path in config.getini("pythonpath")]
         with GuardSession(settings, config.rootpath, tree, runner_of, on_record, paths, dict(os.environ)) as session:
-            for kernel in kernels:
-                report = replace(report, records=(*report.records, *session.decide(kernel)))
+            decisions = [functools.partial(session.decide, kernel) for kernel in kernels]
+            decisions += [functools.partial(_one, session, item, target) for item, target in modules]
+            for decide in decisions:
+                report = replace(report, records=(*report.records, *decide()))
                 report = replace(report, machine=_joined(one.machine.text for one in runners.values()))
                 report = replace(report, runner=_joined(one.text for one in runners.values()))
                 publish(report)
@@ -69,6 +76,10 @@ def guard_all(
                     break
             given = given_path(config, config.option.forge_history)
             publish(_with_history(report, session.raced, base, given or settings.history, settings.history_mb))
+
+
+def _one(session: GuardSession, item: str, target: Target) -> tuple[GuardRecord, ...]:
+    return (session.decide_module(item, target),)
 
 
 def _settled(

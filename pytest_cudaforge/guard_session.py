@@ -206,40 +206,74 @@ class GuardSession:
         """By item: how fast it is, of the workloads on which it is right."""
         evaluator, runner = self._evaluator(_device(kernel.entry.arch)), self._runner(kernel.entry.arch)
         entrant = self._entrant(kernel, names, runner)
+        records = [self._record(kernel, name, item, True) for name, item in _races_of(kernel, names)]
+        records = [replace(one, changes=entrant.changes, notes=entrant.notes, since=entrant.since) for one in records]
         try:
-            races = self._raced(evaluator, entrant, names)
-            first = {race.workload: self._assessed(race, entrant, runner) for race in races}
-            suspected = [name for name in names if guard.suspects(first.get(name, ()))]
-            again = self._raced(evaluator, entrant, suspected) if suspected else ()
-        except _Failed as error:
-            failed = [self._record(kernel, name, kernel_item, True) for name, kernel_item in _races_of(kernel, names)]
-            return {
-                one.id: replace(one, outcome="failed", reason=str(error), text=str(error), changes=entrant.changes)
-                for one in failed
-            }
-        second = {race.workload: self._assessed(race, entrant, runner) for race in again}
-        findings = {**first, **{name: guard.confirm(first[name], second.get(name, ())) for name in suspected}}
-        everything = tuple(one for found in findings.values() for one in found)
-        digest, language = entrant.candidate.digest, entrant.candidate.language
-        self.raced.append(Raced(entrant.target, digest, language, runner, races, everything))
-        notes = {race.workload: race.notes for race in races}
-        found = [
-            self._answer(
-                entrant, runner, self._record(kernel, name, item, True), findings.get(name, ()), notes.get(name, ())
+            races, findings = two_sittings(
+                lambda chosen: self._raced(evaluator, entrant, chosen or names),
+                lambda race: guard.assess(race, entrant.promises[race.workload], runner.thresholds),
+                names,
             )
-            for name, item in _races_of(kernel, names)
-        ]
-        return {record.id: record for record in found}
+        except _Failed as error:
+            return {one.id: replace(one, outcome="failed", reason=str(error), text=str(error)) for one in records}
+        digest, language = entrant.candidate.digest, entrant.candidate.language
+        self.raced.append(Raced(entrant.target, digest, language, runner, races, findings))
+        answers = []
+        for record in records:
+            own = [finding for finding in findings if finding.workload == record.workload]
+            notes = [note for race in races if race.workload == record.workload for note in race.notes]
+            answers.append(self._answer(runner, record, own, notes))
+        return {record.id: record for record in answers}
 
     def _raced(self, evaluator: Evaluator, entrant: _Entrant, names: Sequence[str]) -> tuple[Race, ...]:
         """One sitting of each workload, in fresh processes. Raises _Failed."""
-        races = evaluator.race(entrant.candidate, entrant.target, base=entrant.base, workloads=names)
+        budget_s = self.settings.timing_budget_s
+        races = evaluator.race(entrant.candidate, entrant.target, base=entrant.base, workloads=names, budget_s=budget_s)
         if isinstance(races, RaceFailure):
             raise _Failed(f"{races.workload}: {races.status.value} in the race: {races.reason}")
         return races
 
-    def _assessed(self, race: Race, entrant: _Entrant, runner: Runner) -> tuple[Finding, ...]:
-        return guard.assess(race, entrant.promises[race.workload], runner.thresholds)
+    # -- one plain module
+
+    def decide_module(self, item: str, target: Target) -> GuardRecord:
+        """A module without a forged kernel, against its version at the merge base."""
+        began = time.perf_counter()
+        command = f"pytest --forge-guard --forge-base {self.base.commit.short} '{item}'"
+        record = GuardRecord(item, target.id, "", "cancelled", command=command)
+        try:
+            record = self._module_answer(record, target)
+        except (UsageError, OracleError) as error:
+            record = replace(record, outcome="failed", reason=error.what, text=str(error))
+        record = replace(record, seconds=round(time.perf_counter() - began, 3))
+        self.on_record(record)
+        return record
+
+    def _module_answer(self, record: GuardRecord, target: Target) -> GuardRecord:
+        base = self.base.target_like(target, self.root)
+        if base is None:
+            reason = "new: the merge base has nothing to compare it with"
+            return replace(record, outcome="skipped", reason=reason, text=reason)
+        if base.digest == target.digest:
+            reason = "its source, and what it uses of the repo, is the merge base's"
+            return replace(record, outcome="pass", reason=reason, text=reason, since=self.base.commit.short)
+        device = hardware.choose(self.settings.device)
+        runner, evaluator = self._runner_of(device), self._evaluator(device)
+        moved, changes, notes = self._on_trusted_terms(target)
+        races, findings = two_sittings(
+            lambda chosen: evaluator.race_modules(
+                moved, base, workloads=chosen, budget_s=self.settings.timing_budget_s
+            ),
+            lambda race: guard.assess(race, Promises(), runner.thresholds),
+            None,
+        )
+        self.raced.append(Raced(target, target.digest, "", runner, races, findings))
+        record = replace(record, arch=runner.facts.arch, changes=changes, notes=notes)
+        apart = [f"{race.workload or 'all workloads'}: {race.disturbed}" for race in races if not race.blocks]
+        answer = self._answer(runner, record, findings, [*apart, *(note for race in races for note in race.notes)])
+        # A workload that cannot be compared is not one that passed.
+        return (
+            replace(answer, outcome="inconclusive", reason=apart[0]) if apart and answer.outcome == "pass" else answer
+        )
 
     # -- what is raced
 
@@ -332,13 +366,9 @@ class GuardSession:
         )
 
     def _answer(
-        self,
-        entrant: _Entrant,
-        runner: Runner,
-        record: GuardRecord,
-        findings: Sequence[Finding],
-        notes: Sequence[str],
+        self, runner: Runner, record: GuardRecord, findings: Sequence[Finding], notes: Sequence[str]
     ) -> GuardRecord:
+        """``record`` with what was found, and the notes of its races."""
         commit = self.base.commit
         told = Circumstances(
             kernel=record.id,
@@ -348,24 +378,24 @@ class GuardSession:
             runner=runner.text,
         )
         outcome = _outcome(findings, runner.fit)
-        since = [f"against its version at the merge base: unchanged since {entrant.since}"] if entrant.since else []
         return replace(
             record,
             outcome=outcome,
-            reason=_reason(findings, entrant.since, outcome),
+            reason=_reason(findings, record.since, outcome) if findings or not notes else notes[0],
             findings=tuple(findings),
-            text="\n".join([*since, *(guard.describe(finding, told) for finding in _worst_first(findings))]),
-            changes=entrant.changes,
-            notes=(*entrant.notes, *notes),
-            since=entrant.since,
+            text=_text(findings, record.since, told),
+            notes=tuple(dict.fromkeys((*record.notes, *notes))),
         )
 
     # -- devices and children
 
     def _runner(self, arch: str) -> Runner:
-        if arch not in self._runners:
-            self._runners[arch] = self.runner_of(hardware.detect_in_child(_device(arch)))
-        return self._runners[arch]
+        return self._runner_of(_device(arch))
+
+    def _runner_of(self, device: str) -> Runner:
+        if device not in self._runners:
+            self._runners[device] = self.runner_of(hardware.detect_in_child(device))
+        return self._runners[device]
 
     def _evaluator(self, device: str) -> Evaluator:
         if device not in self._evaluators:
@@ -392,6 +422,22 @@ class GuardSession:
             yield str(self.base.root / path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
 
+def two_sittings(
+    race: Callable[[Sequence[str] | None], tuple[Race, ...]],
+    assess: Callable[[Race], tuple[Finding, ...]],
+    workloads: Sequence[str] | None,
+) -> tuple[tuple[Race, ...], tuple[Finding, ...]]:
+    """What one sitting says; where it suspects something, what an independent one confirms. The races are the first."""
+    races = race(workloads)
+    first = [finding for one in races for finding in assess(one)]
+    suspected = tuple(dict.fromkeys(finding.workload for finding in first if guard.suspects((finding,))))
+    if not suspected:
+        return races, tuple(first)
+    second = [finding for one in race(suspected) for finding in assess(one)]
+    confirmed = guard.confirm([finding for finding in first if finding.workload in suspected], second)
+    return races, (*(finding for finding in first if finding.workload not in suspected), *confirmed)
+
+
 def _device(arch: str) -> str:
     return "cpu" if arch == "cpu" else "cuda:0"
 
@@ -413,6 +459,7 @@ def _candidate_of(manifest: Path | None, entry: Entry | None) -> tuple[Candidate
 # -- words -------------------------------------------------------------------------------------------------------
 
 
+_NAMES = {"base": "against its version at the merge base", "eager": "against eager", "compile": "against torch.compile"}
 _ORDER: tuple[guard.GuardOutcome, ...] = ("regression", "inconclusive", "pass")
 
 
@@ -435,6 +482,17 @@ def _reason(findings: Sequence[Finding], since: str, outcome: Verdict) -> str:
         return ", ".join([*parts, f"unchanged since {since}"] if since else parts)
     worst = _worst_first(findings)[0].text
     return f"this runner is unfit and decides nothing: {worst}" if outcome == "unfit" else worst
+
+
+def _text(findings: Sequence[Finding], since: str, told: Circumstances) -> str:
+    """The worst answer in full, the others in a line each."""
+    lines = [f"its version at the merge base is the same: unchanged since {since}"] if since else []
+    for place, finding in enumerate(_worst_first(findings)):
+        if not place:
+            lines.append(guard.describe(finding, told))
+        else:
+            lines.append(f"  {_NAMES[finding.question]}: {finding.outcome}: {finding.text}")
+    return "\n".join(lines) or "nothing was measured"
 
 
 def _short(finding: Finding) -> str:

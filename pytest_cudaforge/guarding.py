@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudaforge.discovery import NEVER
+from pytest_cudaforge.discovery import NEVER, discover
 from pytest_cudaforge.errors import ForgeError, UsageError
 from pytest_cudaforge.forging import check_writable, exchange_file, forge_config, given_path, scan_paths
 from pytest_cudaforge.guard_items import GuardFile, GuardFolder, GuardItem
@@ -99,7 +99,17 @@ class GuardRun:
         return sorted(child for child in self._children.get(folder, ()) if child != folder)
 
     def _guarded_modules(self, paths: Sequence[Path]) -> dict[Path, list[Target]]:
-        return {}
+        """Files with modules that ask for a guard and have no forged kernel, which would be guarded in their place."""
+        root = self.pytest_config.rootpath
+        found = discover(paths, root, no_recurse=self.pytest_config.getini("norecursedirs"))
+        # What only importing could tell was meant to be guarded by whoever wrote it.
+        asked = [target for target in found.targets if target.guard is not False]
+        forged = _forged_targets(forge_dir(self.pytest_config)) if asked else set()
+        modules: dict[Path, list[Target]] = {}
+        for target in asked:
+            if target.id not in forged:
+                modules.setdefault(root / target.path, []).append(target)
+        return modules
 
     def modules(self, path: Path) -> list[Target]:
         """The guarded modules of one file, in the order of their lines."""
@@ -143,7 +153,8 @@ class GuardRun:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         if self._guards_here and not session.testsfailed and not session.config.option.collectonly:
             items = [item for item in session.items if isinstance(item, GuardItem)]
-            self._guard([_selected(item) for item in items if item.entry is not None])
+            chosen = [_selected(item) for item in items if item.entry is not None]
+            self._guard(chosen, [item.nodeid for item in items])
         return (yield)
 
     @property
@@ -159,16 +170,20 @@ class GuardRun:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         # All workers must have collected the same ids, so the first answer is everybody's.
         if self.report is None and not self.pytest_config.option.collectonly:
-            self._guard(list(_named(ids, self.pytest_config.rootpath)))
+            self._guard(list(_named(ids, self.pytest_config.rootpath)), ids)
             assert self.report is not None
             self.exchange.write_text(json.dumps(to_json(self.report)), encoding="utf-8")
 
-    def _guard(self, selected: Sequence[_Selected]) -> None:
+    def _guard(self, selected: Sequence[_Selected], ids: Sequence[str]) -> None:
         assert self.base is not None
+        chosen = set(ids)
+        self.children(self.pytest_config.rootpath)
+        targets = [target for found in self._modules.values() for target in found]
+        modules = [(name, target) for target in targets if (name := f"{target.id}::guard") in chosen]
         began = time.monotonic()
         self.report = GuardReport(base=self.base.told)
         try:
-            self._decide(self.base, grouped(selected))
+            self._decide(self.base, grouped(selected), modules)
             self._write_reports(self.report)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
@@ -176,14 +191,14 @@ class GuardRun:
             self.report = replace(self.report, error=str(error))
         self.report = replace(self.report, seconds=round(time.monotonic() - began, 1))
 
-    def _decide(self, base: MergeBase, kernels: Sequence[GuardedKernel]) -> None:
+    def _decide(self, base: MergeBase, kernels: Sequence[GuardedKernel], modules: Sequence[tuple[str, Target]]) -> None:
         """Fills the report as it goes, so that what was decided before Ctrl-C is told."""
         from pytest_cudaforge.guard_run import guard_all
 
         def publish(report: GuardReport) -> None:
             self.report = report
 
-        guard_all(self.pytest_config, self.settings, base, self.changes, kernels, publish, self._note)
+        guard_all(self.pytest_config, self.settings, base, self.changes, kernels, modules, publish, self._note)
 
     def _note(self, record: GuardRecord) -> None:
         """One line at once: a run of many kernels takes minutes."""
@@ -288,6 +303,14 @@ def grouped(selected: Iterable[_Selected]) -> list[GuardedKernel]:
         else:
             found[one.place] = replace(known, cases=(*known.cases, one.workload))
     return list(found.values())
+
+
+def _forged_targets(folder: Path) -> set[str]:
+    """Ids of the targets that have a forged kernel; a manifest that cannot be read is told where it is collected."""
+    try:
+        return {entry.target for entry in Manifest.load(folder / MANIFEST_NAME).entries}
+    except UsageError:
+        return set()
 
 
 def _beside(given: Sequence[str], folder: Path) -> list[str]:
