@@ -35,7 +35,7 @@ from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.plain_race import PlainRace, plain_pace
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.profiling import ProfiledCall
-from pytest_cudaforge.evaluation.race import BaseFailed, Contest, Diary, RacePace, Reference
+from pytest_cudaforge.evaluation.race import HANG_LIMIT_S, BaseFailed, Contest, Diary, RacePace, Reference
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import SandboxSettings
 from pytest_cudaforge.evaluation.sanitizing import Sanitizing, joined
@@ -1022,7 +1022,7 @@ class _Attempt:
             clock=self.clock,
             pace=pace,
             flush_bytes=host._flush_bytes,
-            hang_limit_s=self._limit_s(None),
+            hang_limit_s=max(self._limit_s(None), 0.0 if host.settings.hang_limit_s else HANG_LIMIT_S),
             incumbent=base,
             monitor=host.monitor,
             diary=diary,

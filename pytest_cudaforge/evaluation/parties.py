@@ -101,7 +101,10 @@ class SlopeParty:
 
     def measure(self, calls: int) -> float:
         self.calls = calls
-        return self._per_call(self._run(calls), self._run(2 * calls), calls)
+        once = self._run(calls)
+        # As in a turn: where threads wait for each other, more of it says nothing and takes seconds.
+        crawling = self._per_call_ns and once > _CRAWL * calls * self._per_call_ns
+        return once / calls if crawling else self._per_call(once, self._run(2 * calls), calls)
 
     def _run(self, calls: int) -> int:
         first = self._position

@@ -39,13 +39,15 @@ _PARTIES = ("candidate", "base", "eager", "compile")
 
 _Result = TypeVar("_Result")
 #: Blocks of one process: the most, and the fewest where time has run out.
-_BLOCKS = {"cpu": (4, 2), "cuda": (8, 3)}
+_BLOCKS = {"cpu": (4, 2), "cuda": (4, 3)}
 #: One turn on a CPU: shorter than what a scheduler gives somebody else at once.
 _SLICE_NS = 0.6e6
 _WARMING_TURNS = {"cpu": 3, "cuda": 1}
 #: A turn in which somebody waited for a core for no longer than this share of it had the machine to itself. So many of
 #: them make a block, at least so many; they are looked for in at most so many rounds of two turns each.
 _QUIET, _QUIET_TURNS, _FEWEST_QUIET, _MOST_ROUNDS = 0.02, 8, 4, 20
+#: A race's candidate was verified; what takes so long on a busy machine is not yet a hang.
+HANG_LIMIT_S = 60.0
 #: What is worth a thought, as a log-ratio and in ns (see guard.Thresholds); near it more processes may tell.
 _WORTH, _WORTH_NS = 0.03, 1_000.0
 
@@ -231,6 +233,10 @@ class Contest(Sitting):
         self.crowded = crowded(blocks)
         return tuple(blocks)
 
+    def _enough(self, blocks: Sequence[Block]) -> bool:
+        usable = {block.process for block in blocks if block.foreign <= FOREIGN}
+        return len(usable) >= self.pace.fewest and settled(blocks, self.clock, self.device)
+
     @property
     def disturbance(self) -> str:
         """Why nothing may be decided from what was measured; "" where it was calm."""
@@ -328,13 +334,16 @@ class Contest(Sitting):
         """Short turns until each party had enough of them to itself: on a busy machine most are not. How long a turn
         took has no say in that, so no party is favoured."""
         turns: dict[str, list[Turn]] = {name: [] for name in _PARTIES if name in parties}
+        late = False
         for number in range(_MOST_ROUNDS):
             for name in block_order(self.rotation.parties, "base" in parties, bool((number + process) % 2)):
                 load = ForeignLoad()
                 ns = parties[name].measure(calls[name])
                 self._usual.setdefault(name, []).append(ns)
                 turns[name] += [Turn(ns, load.share())] if ns > 0 else []
-            late = number + 1 >= 2 and time.monotonic() > deadline
+                late = number > 1 and time.monotonic() > deadline
+                if late:
+                    break
             if late or (number % 2 and all(len(quiet(taken)) >= _QUIET_TURNS for taken in turns.values())):
                 break
         return quiet_block(process, turns)
