@@ -37,6 +37,13 @@ extern "C" void affine(const float* __restrict__ x, float* __restrict__ y, long 
   for (long long i = 0; i < count; ++i) y[i] = x[i] * 2.0f + 1.0f;
 }
 """
+CUDA_PLAN = PLAN.replace('"affine", ', '"affine", grid=(x.numel() + 255) // 256, block=256, ')
+CUDA_KERNEL = """\
+extern "C" __global__ void affine(const float* __restrict__ x, float* __restrict__ y, long long count) {
+  long long i = blockIdx.x * 256LL + threadIdx.x;
+  if (i < count) y[i] = x[i] * 2.0f + 1.0f;
+}
+"""
 #: The kernel bakes the row's length in, and was probed for nothing else.
 DRAWN = Guard(contiguous_only=True, align_bytes=16, drawn_shapes_only=True)
 STATES = (
@@ -67,11 +74,19 @@ def targets(folder: Path, *names: str, wide: tuple[str, ...] = ()) -> dict[str, 
     return {target.qualname: target for target in discover([folder / "layers.py"], folder).targets}
 
 
-def entry(folder: Path, target: Target, *, kernel: str = KERNEL, names: tuple[str, ...] = ("default",)) -> Entry:
+def entry(
+    folder: Path,
+    target: Target,
+    *,
+    kernel: str = KERNEL,
+    names: tuple[str, ...] = ("default",),
+    arch: str = "cpu",
+) -> Entry:
     """Commit a kernel for a target, as publishing would after a verdict."""
-    place = folder / "forged" / target.qualname / "cpu"
+    place = folder / "forged" / target.qualname / arch
     place.mkdir(parents=True)
-    files = {"kernel.cpp": kernel, "plan.py": PLAN}
+    host = arch == "cpu"
+    files = {"kernel.cpp" if host else "kernel.cu": kernel, "plan.py": PLAN if host else CUDA_PLAN}
     for name, text in files.items():
         (place / name).write_text(text, encoding="utf-8")
     shapes = {"default": (4, 64), "wide": (2, 128)}
@@ -82,14 +97,14 @@ def entry(folder: Path, target: Target, *, kernel: str = KERNEL, names: tuple[st
         kind=target.kind,
         path=target.path,
         source_digest=target.digest,
-        language="cpp",
-        arch="cpu",
-        directory=f"{target.qualname}/cpu",
+        language="cpp" if host else "cuda",
+        arch=arch,
+        directory=f"{target.qualname}/{arch}",
         files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in files.items()),
         guard=DRAWN,
         workloads=tuple(workload(name, *shapes[name]) for name in names),
         torch="",
-        device="cpu",
+        device="cpu" if host else arch,
         precision="fp32",
         mode="eval",
     )
@@ -98,15 +113,15 @@ def entry(folder: Path, target: Target, *, kernel: str = KERNEL, names: tuple[st
 def write(folder: Path) -> None:
     """One kernel in each state; its target's name says which."""
     known = targets(folder, *STATES, wide=("Fine", "Grown"))
-    made = {name: entry(folder, target) for name, target in known.items() if name not in ("Fine", "Wrong")}
+    made = {name: entry(folder, target) for name, target in known.items() if name not in ("Fine", "Wrong", "Elsewhere")}
     made["Fine"] = entry(folder, known["Fine"], names=("default", "wide"))
+    made["Elsewhere"] = entry(folder, known["Elsewhere"], kernel=CUDA_KERNEL, arch="sm_42")
     made["Wrong"] = entry(folder, known["Wrong"], kernel=KERNEL.replace("1.0f", "1.001f"))
     changes: dict[str, dict[str, object]] = {
         "Changed": {"source_digest": "0" * 64},
         "Gone": {"target": "layers.py::Vanished", "qualname": "Vanished"},
         "Moved": {"target": "old.py::Moved", "path": "old.py"},
         "OldTorch": {"torch": "1.13.1+cpu"},
-        "Elsewhere": {"arch": "sm_42", "language": "cuda"},
         "Renamed": {"workloads": (workload("narrow", 4, 64),)},
         "Redrawn": {"workloads": (workload("default", 4, 32),)},
         "Wider": {"guard": replace(DRAWN, drawn_shapes_only=False)},
