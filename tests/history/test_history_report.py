@@ -71,6 +71,11 @@ def test_the_terminal_shows_the_course_the_changes_and_the_alarm(story: list[Mea
     assert not re.search(r"module  .*[▁█]", shown), "noise of half a percent is flat"
 
 
+def test_a_workload_that_was_only_disturbed_says_so(story: list[Measurement]) -> None:
+    shown = text(series_rows([story[17]]), (), ())
+    assert "no calm sitting yet; the last: others" in shown and "?" not in shown
+
+
 @pytest.mark.parametrize(
     "points, shown",
     [
