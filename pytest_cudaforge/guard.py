@@ -272,8 +272,13 @@ def _placed(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _calm(race: Race, finding: Finding) -> Finding:
+    """A disturbed race decides nothing by events, whose device may have been slowed down for one party alone. By the
+    supervisor's clock the interval knows: it is of what the calls take where nobody disturbs them, and is wide where
+    that was hardly seen."""
     if not race.disturbed:
         return finding
+    if race.clock == "supervisor":
+        return replace(finding, text=f"{finding.text} (while it was measured {race.disturbed})")
     text = f"nothing was decided: {race.disturbed}; {finding.text}"
     return replace(finding, outcome="inconclusive", below_reference=False, advice="", text=text)
 

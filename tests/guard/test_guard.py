@@ -147,6 +147,9 @@ def test_a_disturbed_race_decides_nothing() -> None:
     (found,) = assess(replace(race(0, 1.5), disturbed="the device was used by others"), Promises(), GPU)
     assert found.outcome == "inconclusive"
     assert found.text.startswith("nothing was decided: the device was used by others")
+    # By the supervisor's clock the interval tells by itself how little was seen.
+    (found,) = assess(replace(crowded_race(0, 1.5), disturbed="the cores were busy"), Promises(), CPU)
+    assert found.outcome == "regression" and "the cores were busy" in found.text
 
 
 def test_no_blocks_no_findings() -> None:
