@@ -110,19 +110,30 @@ def _with_history(
     report: GuardReport, raced: Sequence[Raced], base: MergeBase, path: Path, megabytes: float
 ) -> GuardReport:
     """What the run says beside earlier ones; its own measurements are added to them. A history that cannot be read or
-    written fails nothing."""
+    written fails nothing; one that this very change brings along excuses nothing."""
     runs = {one.runner.machine: history.new_run(one.runner.machine, base.head, base.sha) for one in raced}
     samples = [sample for one in raced for sample in _samples(one, runs[one.runner.machine])]
     if not samples:
         return report
+    own = _is_changed(path, base)
     try:
         past = history.read(path)
         history.append(path, samples, max_bytes=int(megabytes * 1e6))
     except StoreError as error:
         return replace(report, notes=(*report.notes, f"the history was not kept: {error.what}"))
     found = history.alarms(past.measurements, samples, raced[0].runner.thresholds)
+    report = replace(report, alarms=history.lines(found), notes=(*report.notes, *past.notes))
+    if own:
+        note = f"{path.name} is not what it is at the merge base: whatever it says, regressions count"
+        return replace(report, notes=(*report.notes, note))
     records = tuple(_doubted(record, history.doubtful(found, record.target)) for record in report.records)
-    return replace(report, records=records, alarms=history.lines(found), notes=(*report.notes, *past.notes))
+    return replace(report, records=records)
+
+
+def _is_changed(path: Path, base: MergeBase) -> bool:
+    """Is it a tracked file that differs from the merge base's?"""
+    place = path.resolve()
+    return place.is_relative_to(base.top) and place.relative_to(base.top).as_posix() in changed_files(base)
 
 
 def _samples(raced: Raced, run: history.GuardRun) -> Iterator[history.Measurement]:
