@@ -7,20 +7,23 @@ every share is 0.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
-from pytest_cudaforge.hardware.nvml import DeviceMonitor, Reading, power_capped, slowed_by
+from pytest_cudaforge.hardware.nvml import DeviceMonitor, Reading, is_descendant, power_capped, slowed_by
 
-__all__ = ["DeviceLoad", "DeviceWatch", "ForeignLoad", "Load", "stalled_share", "wait_for_quiet"]
+__all__ = ["CoreUsers", "DeviceLoad", "DeviceWatch", "ForeignLoad", "Load", "stalled_share", "wait_for_quiet"]
 
 _WINDOW_S = 0.25
 #: Others that use a GPU for more than this share of the time disturb whoever is timed there: kernels take turns.
 _USED_BY_OTHERS = 0.1
 #: What happened before a block must not be laid at its door.
 _STALE_S = 0.05
+#: Of one core.
+_WORTH_NAMING = 0.1
 
 
 class Load(Protocol):
@@ -96,6 +99,39 @@ class DeviceLoad:
     def share(self) -> float:
         """1.0 where the block is of no use, else the share of the time that other processes used the device."""
         return self._watch.look()
+
+
+class CoreUsers:
+    """Who used this machine's cores from its construction on, of the processes that are to be seen from here."""
+
+    def __init__(self) -> None:
+        self._before, self._began_s = _core_ticks(), time.monotonic()
+
+    def busiest(self, count: int = 2) -> list[str]:
+        """Others than this process and its descendants that used a tenth of a core: "cc1plus (process 7131) 95 %"."""
+        elapsed = max(time.monotonic() - self._began_s, 1e-3) * os.sysconf("SC_CLK_TCK")
+        now = _core_ticks()
+        shares = {pid: (ticks - self._before.get(pid, ("", 0))[1]) / elapsed for pid, (_, ticks) in now.items()}
+        found = sorted((pid for pid, share in shares.items() if share >= _WORTH_NAMING), key=lambda pid: -shares[pid])
+        others = [pid for pid in found if not is_descendant(pid)][:count]
+        return [f"{now[pid][0]} (process {pid}) {100 * shares[pid]:.0f} %" for pid in others]
+
+
+def _core_ticks() -> dict[int, tuple[str, int]]:
+    """Name and clock ticks of every process that is to be seen."""
+    found = {}
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        # The name, in brackets, may hold anything, brackets included.
+        head, _, tail = text.rpartition(")")
+        fields = tail.split()
+        found[int(entry.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+    return found
 
 
 def _pressure(name: str) -> float:

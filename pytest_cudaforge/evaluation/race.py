@@ -20,7 +20,7 @@ from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation import comparison
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.parties import Clock, Party, request_ns
-from pytest_cudaforge.evaluation.pressure import ForeignLoad
+from pytest_cudaforge.evaluation.pressure import CoreUsers, ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sitting import Pace, Sitting, Table
 from pytest_cudaforge.evaluation.timing import (
@@ -209,6 +209,8 @@ class Contest(Sitting):
         self._diary = diary
         #: Every turn of the process at hand, by party.
         self._usual: dict[str, list[float]] = {}
+        #: Who else used the cores, where they were crowded.
+        self._busiest: list[str] = []
 
     def measure(self) -> tuple[Block, ...]:
         """Every block of every process, disturbed ones included. Parties: "candidate", "base", the rotation's."""
@@ -216,6 +218,7 @@ class Contest(Sitting):
         if self.clock == "supervisor":
             self._spare_ns = request_ns(self.oracle, self.rotation.number, "eager")
         blocks: list[Block] = []
+        users = CoreUsers() if self.device == "cpu" else None
         try:
             with contextlib.ExitStack() as stack:
                 with self._diary.phase("arenas"):
@@ -231,6 +234,7 @@ class Contest(Sitting):
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
         # A check that found no quiet moment is no reason: what it would have charged is charged to nobody here.
         self.crowded = crowded(blocks)
+        self._busiest = users.busiest() if users is not None and self.crowded else []
         return tuple(blocks)
 
     def _enough(self, blocks: Sequence[Block]) -> bool:
@@ -243,7 +247,8 @@ class Contest(Sitting):
         if not self.crowded:
             return ""
         if self.device == "cpu":
-            return "other processes kept the cores busy nearly all the time"
+            told = "other processes kept the cores busy nearly all the time"
+            return f"{told}: {', '.join(self._busiest)}" if self._busiest else told
         notes = self.watch.notes if self.watch is not None else []
         return "; ".join(["the device was slowed down or used by others in nearly every block", *notes])
 
