@@ -29,6 +29,7 @@ from pytest_cudaforge.wiring import cache_dir, open_evaluator
 if TYPE_CHECKING:
     from pytest_cudaforge.config import ForgeConfig
     from pytest_cudaforge.evaluation.evaluator import Evaluator
+    from pytest_cudaforge.evaluation.race import Reference
     from pytest_cudaforge.evaluation.oracle import OracleClient
     from pytest_cudaforge.merge_base import MergeBase
 
@@ -227,8 +228,14 @@ class GuardSession:
 
     def _raced(self, evaluator: Evaluator, entrant: _Entrant, names: Sequence[str]) -> tuple[Race, ...]:
         """One sitting of each workload, in fresh processes. Raises _Failed."""
-        budget_s = self.settings.timing_budget_s
-        races = evaluator.race(entrant.candidate, entrant.target, base=entrant.base, workloads=names, budget_s=budget_s)
+        races = evaluator.race(
+            entrant.candidate,
+            entrant.target,
+            base=entrant.base,
+            budget_s=self.settings.timing_budget_s,
+            references=_promised(entrant, names),
+            workloads=names,
+        )
         if isinstance(races, RaceFailure):
             raise _Failed(f"{races.workload}: {races.status.value} in the race: {races.reason}")
         return races
@@ -440,6 +447,12 @@ def two_sittings(
 
 def _device(arch: str) -> str:
     return "cpu" if arch == "cpu" else "cuda:0"
+
+
+def _promised(entrant: _Entrant, names: Sequence[str]) -> tuple[Reference, ...]:
+    """What the kernel is raced against besides its base: nothing is compiled where no promise is about that."""
+    compiled = any(entrant.promises[name].compile is not None for name in names)
+    return ("eager", "compile") if compiled else ("eager",)
 
 
 def _races_of(kernel: GuardedKernel, names: Sequence[str]) -> list[tuple[str, str]]:
