@@ -29,8 +29,8 @@ from pytest_cudaforge.wiring import cache_dir, open_evaluator
 if TYPE_CHECKING:
     from pytest_cudaforge.config import ForgeConfig
     from pytest_cudaforge.evaluation.evaluator import Evaluator
-    from pytest_cudaforge.evaluation.race import Reference
     from pytest_cudaforge.evaluation.oracle import OracleClient
+    from pytest_cudaforge.evaluation.race import Reference
     from pytest_cudaforge.merge_base import MergeBase
 
 __all__ = ["BaseTree", "GuardSession", "GuardedKernel", "Runner"]
