@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from dataclasses import dataclass
@@ -123,10 +124,16 @@ def _union_from_json(args: tuple[Any, ...], data: Any) -> Any:
     raise ValueError(f"{data!r} fits none of {args}")
 
 
+@functools.cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    """Kept: to evaluate annotations anew for each record was a fifth of what the supervisor does in a verdict."""
+    return typing.get_type_hints(kind)
+
+
 def _record_from_json(kind: type, data: Any) -> Any:
     if not isinstance(data, dict):
         raise ValueError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     unknown = set(data) - set(fields)
     if unknown:
