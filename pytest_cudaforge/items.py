@@ -270,11 +270,11 @@ class CaseItem(ReportedItem):
         evaluation = verdict.evaluation
         self.user_properties += [("status", evaluation.status.value), ("isolation", evaluation.isolation.grade)]
         text = evaluation_text(evaluation)
-        self.add_report_section("call", "forge", text)
         if not evaluation.passed:
             raise ItemFailure(text)
         if verdict.wider:
             raise ItemFailure(f"{verdict.wider}\n{text}")
+        self.add_report_section("call", "forge", text)
         if verdict.unlisted:
             self._tell_of(verdict.unlisted)
 
