@@ -117,6 +117,7 @@ def _section(index: int, row: SeriesRow) -> Markup:
         "section",
         tag("h2", f"{row.last.name}{language}", id=f"s{index}"),
         tag("p", row.machine.text, class_="faint"),
+        None if row.calm else tag("p", f"None of these sittings was calm, the last: {row.last.disturbed}."),
         figure(
             timeline(row), "Median time of a call by run. T: toolchain, K: kernel, S: source changed; R: regression."
         ),

@@ -29,8 +29,8 @@ class Event:
 
 @dataclass(frozen=True)
 class PartyRow:
-    """One party's medians, oldest first; None where it was not timed or the sitting was disturbed. ``median_ns`` is
-    that of all but the last, ``change`` the last one's share above it."""
+    """One party's medians, oldest first; None where it was not timed, or in a disturbed sitting beside calm ones.
+    ``median_ns`` is that of all but the last, ``change`` the last one's share above it."""
 
     party: str
     points: tuple[float | None, ...]
@@ -69,6 +69,11 @@ class SeriesRow:
         return self.last.run.machine
 
     @property
+    def calm(self) -> bool:
+        """Was any sitting not disturbed? On a busy machine there may be none; then what there is is shown."""
+        return any(not one.disturbed for one in self.measurements)
+
+    @property
     def runs(self) -> tuple[GuardRun, ...]:
         return tuple(measurement.run for measurement in self.measurements)
 
@@ -99,10 +104,10 @@ def _place(measurement: Measurement) -> tuple[str, ...]:
 def _row(runs: Sequence[Measurement]) -> SeriesRow:
     named = dict.fromkeys(party for one in runs for party, _ in one.parties)
     order = [party for party in ("candidate", "base", *REFERENCES) if party in named]
-    parties = tuple(
-        PartyRow(party, tuple(None if one.disturbed else one.median_ns(party) for one in runs)) for party in order
-    )
-    return SeriesRow(tuple(runs), parties, tuple(_events(runs)))
+    row = SeriesRow(tuple(runs), (), tuple(_events(runs)))
+    shown = [None if one.disturbed and row.calm else one for one in runs]
+    parties = tuple(PartyRow(party, tuple(one.median_ns(party) if one else None for one in shown)) for party in order)
+    return dataclasses.replace(row, parties=parties)
 
 
 def _events(runs: Sequence[Measurement]) -> list[Event]:

@@ -39,11 +39,13 @@ def _series(row: SeriesRow) -> list[str]:
     count = f"{len(row.runs)} run{'' if len(row.runs) == 1 else 's'}"
     language = f" ({row.last.language})" if row.last.language else ""
     told = [f"{one_line(row.last.name, 200)}{language}", f"  on {row.machine.hardware}; {count}, {days}"]
-    if all(one.disturbed for one in row.measurements):
-        return [*told, f"  no calm sitting yet; the last: {one_line(row.last.disturbed, 120)}"]
     told += [_party(party, row.noun) for party in row.parties if party.party != "base"]
     marks = _marked(row.events, len(row.runs))
     told += [f"  {'':8}{marks}".rstrip()] if marks.strip() else []
+    if not row.calm:
+        told.append(
+            f"  none of these sittings was calm, the last: {one_line(row.last.disturbed, 120)}; no alarm uses them"
+        )
     return told + [f"  {_told(row, event)}" for event in row.events[-_MOST_EVENTS:]]
 
 

@@ -72,8 +72,10 @@ def test_the_terminal_shows_the_course_the_changes_and_the_alarm(story: list[Mea
 
 
 def test_a_workload_that_was_only_disturbed_says_so(story: list[Measurement]) -> None:
-    shown = text(series_rows([story[17]]), (), ())
-    assert "no calm sitting yet; the last: others" in shown and "?" not in shown
+    rows = series_rows([story[17], replace(story[18], disturbed="others")])
+    shown = text(rows, (), ())
+    assert "none of these sittings was calm, the last: others" in shown and re.search("kernel  [▁-█]{2}  med", shown)
+    assert "None of these sittings was calm" in history_page.page(rows, (), ())
 
 
 @pytest.mark.parametrize(
