@@ -39,17 +39,22 @@ _MOST_PAGE_BYTES = 64 << 20
 _KEPT_REPORTS = 64
 #: What is overwritten and read before a call that is to find its caches empty, in sizes of the L2.
 _FLUSHES = 2
-_ALONE = "kernels were looked at alone only, from empty caches"
 _PAGES: dict[str, tuple[str, ...]] = {"quick": ("raw", "source"), "full": ("raw", "details", "source")}
 
 
 @dataclass
 class CounterProfiler:
-    """Runs ncu and reads its answers; it learns once which metrics the device has, and keeps that in the cache."""
+    """Runs ncu and reads its answers; it learns once which metrics the device has, and keeps that in the cache.
+
+    Of a call of several kernels it takes a second look: the first empties the caches before each kernel, as it must to
+    go over it several times, and so says nothing of what one leaves in the L2 for the next.
+    """
 
     program: Path
     replayed: Replayed
     cache_dir: Path
+    #: Why kernels are not looked at inside their calls any more; "" while they are.
+    only_alone: str = ""
 
     def look(self, call: ProfiledCall, static: Profile) -> Profile:
         """``static`` with what ncu saw. Raises Refused; OracleError and TargetError where inputs cannot be drawn."""
@@ -72,25 +77,35 @@ class CounterProfiler:
         left there; and notes."""
         if len(reading.kernels) < 2 or _is_long(call, depth):
             return (), ()
-        report = folder / "inside.ncu-rep"
+        why = self.only_alone
+        try:
+            if not why:
+                return self._look_inside(call, folder, reading, depth), ()
+        except Refused as refusal:
+            why = str(refusal)
+            if refusal.stuck or refusal.lasting:
+                self.only_alone = why
+        return (), (f"kernels were looked at alone only, from empty caches: {why}",)
+
+    def _look_inside(self, call: ProfiledCall, folder: Path, reading: Reading, depth: Depth) -> tuple[RawKernel, ...]:
+        """The launches of ``reading`` once more, with few metrics. Raises Refused."""
+        report, log = folder / "inside.ncu-rep", folder / "inside.log"
         asked = metrics.in_call(metrics.load_unknown(self._answers(call)) or ())
         replayed = [*_replay_command(folder), str(_FLUSHES * call.device.l2_bytes)]
-        argv = ncu.command(
-            self.program, report, replayed, depth="quick", metrics=asked, log=folder / "inside.log", keep_caches=True
-        )
-        try:
-            self.replayed.run(argv, folder, _RUN_S[depth])
-            found = report_reading.read(report, self.program, folder, replay_environment(folder))
-            if found is None:
-                pages: dict[str, str] = {}
-                self._page(folder, "raw", pages, report)
-                found = ncu.read_pages(pages)
-        except Refused as refusal:
-            return (), (f"{_ALONE}: {refusal}",)
-        alike = [(k.symbol, k.grid, k.block) for k in found.kernels] == [
+        argv = ncu.command(self.program, report, replayed, depth="quick", metrics=asked, log=log, keep_caches=True)
+        self.replayed.run(argv, folder, _RUN_S[depth])
+        if ncu.passes_in(_text(log)) > 1:
+            raise Refused("this device cannot count time and bytes in one pass", lasting=True)
+        found = report_reading.read(report, self.program, folder, replay_environment(folder))
+        if found is None:
+            pages: dict[str, str] = {}
+            self._page(folder, "raw", pages, report)
+            found = ncu.read_pages(pages)
+        if [(k.symbol, k.grid, k.block) for k in found.kernels] != [
             (k.symbol, k.grid, k.block) for k in reading.kernels
-        ]
-        return (found.kernels, ()) if alike else ((), (f"{_ALONE}: the second look saw other kernels",))
+        ]:
+            raise Refused("a second look saw other kernels")
+        return found.kernels
 
     def _run(self, call: ProfiledCall, folder: Path, depth: Depth) -> None:
         """Profile once, and once more without the metrics that ncu did not know. Raises Refused."""

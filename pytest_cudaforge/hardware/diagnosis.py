@@ -280,9 +280,9 @@ def _uncoalesced(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
 
 
 def _redundant(seen: _Seen) -> tuple[Bound, tuple[str, ...]] | None:
-    busy = max(seen.get(seen.dram), seen.get(L2))
+    # From empty caches every byte is the memory's; inside the call the L2 is busy with what it keeps, too.
+    busy = seen.get(IN_CALL_DRAM) if seen.has(IN_CALL_DRAM) else max(seen.get(DRAM), seen.get(L2))
     mine = seen.moved >= _PART * seen.get(MOVED) and not _emptied(seen)
-    # Bytes that stay in the L2 between two kernels cost less, but are no more needed.
     if seen.get(REDUNDANCY) >= _REDUNDANT and mine and busy >= max(seen.get(SM), _SHARED_HIGH):
         return "redundant global traffic", (REDUNDANCY, seen.dram, "minimal_bytes")
     # Where nothing was counted, the plan tells of buffers between its kernels (on a CPU caches take them).

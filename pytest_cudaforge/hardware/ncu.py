@@ -33,6 +33,7 @@ __all__ = [
     "parse_raw",
     "parse_rules",
     "parse_source",
+    "passes_in",
     "plain",
     "read_pages",
     "refusal_in",
@@ -128,6 +129,14 @@ def refusal_in(text: str) -> str:
 def lasting_refusal(text: str) -> bool:
     """Does what ncu printed say that it will refuse any other kernel, too?"""
     return any(pattern.search(text) for pattern, _ in _KNOWN)
+
+
+_PASSES = re.compile(r"^==PROF== Profiling .* (\d{1,4}) pass(?:es)?\s*$", re.MULTILINE)
+
+
+def passes_in(text: str) -> int:
+    """How many passes a kernel took at most; 0 where what ncu printed does not say it."""
+    return max(map(int, _PASSES.findall(text)), default=0)
 
 
 def unknown_metrics_in(text: str) -> frozenset[str]:

@@ -65,7 +65,7 @@ def _profile(metrics: dict[str, float], facts: dict[str, float], lines: tuple[Ho
           STALL.format("math_pipe_throttle"): 26.3, STALL.format("wait"): 17.3, STALL.format("selected"): 40.0},
          "math pipe", STALL.format("math_pipe_throttle")),
         # Beside another kernel a small one finds its input in the L2: what the profiler's emptied caches cost is none.
-        ({diagnosis.DRAM: 45.0, diagnosis.IN_CALL_DRAM: 3.0, diagnosis.IN_CALL_BYTES: 1e5, diagnosis.REDUNDANCY: 4.0,
+        ({diagnosis.DRAM: 45.0, diagnosis.IN_CALL_DRAM: 3.0, diagnosis.IN_CALL_BYTES: 2e7, diagnosis.REDUNDANCY: 4.0,
           diagnosis.MOVED: 5e7, diagnosis.L2: 78.0}, "cache bandwidth", diagnosis.L2),
         ({diagnosis.DRAM: 45.0, diagnosis.IN_CALL_DRAM: 80.0, diagnosis.IN_CALL_BYTES: 3e7, diagnosis.REDUNDANCY: 4.0,
           diagnosis.MOVED: 5e7}, "redundant global traffic", diagnosis.REDUNDANCY),
