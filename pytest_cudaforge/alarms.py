@@ -344,20 +344,22 @@ def _creeps(values: Sequence[float], least: float, chance: float) -> bool:
 
 def _drift_alarm(now: Measurement, window: Sequence[Measurement], times: Sequence[float]) -> Alarm:
     part = len(times) // 3
-    first, last = statistics.median(times[:part]), statistics.median(times[-part:])
+    low, high = statistics.median(times[:part]), statistics.median(times[-part:])
     kernels = len({one.kernel for one in window})
     against = " and ".join(now.references)
     text = (
-        f"{now.name} crept up by {last / first - 1.0:.0%} over {len(window)} runs and {_counted(kernels, 'version')}"
-        f", {_ns(first)} → {_ns(last)} (medians of the first and the last third; slope of Theil and Sen, trend test of "
+        f"{now.name} crept up by {high / low - 1.0:.0%} over {len(window)} runs and {_counted(kernels, 'version')}"
+        f", {_ns(low)} → {_ns(high)} (medians of the first and the last third; slope of Theil and Sen, trend test of "
         f"Mann and Kendall), and no single run was a regression; "
         + (f"{against} did not" if against else "there is no reference beside it, so that it may be the runner")
     )
-    advice = (
-        f"look at what changed between {_commit(window[0].run)} and {_commit(now.run)} "
-        f"(git log {window[0].run.commit[:10]}..{now.run.commit[:10]}); to ask the guard about the whole way at once: "
-        f"pytest --forge-guard --forge-base {window[0].run.commit[:10]}"
-    )
+    advice = f"look at what changed between {_commit(window[0].run)} and {_commit(now.run)}"
+    if window[0].run.commit and now.run.commit:
+        first = window[0].run.commit[:10]
+        advice += (
+            f" (git log {first}..{now.run.commit[:10]}); to ask the guard about the whole way at once: "
+            f"pytest --forge-guard --forge-base {first}"
+        )
     return Alarm("drift", (now.target,), text, advice, now.run.machine.text)
 
 
