@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import functools
 import json
 import os
 import socket
@@ -210,7 +211,7 @@ class _Oracle:
         """What tells two versions of a target apart before they race."""
         version = self.version(target)
         state = {path: encode_spec(spec_of(tensor))[:2] for path, tensor in version.state().items()}
-        return {"facts": to_json(target_facts(version)), "state": state, "init": version.init_text()}
+        return {"facts": to_json(target_facts(version, flops=False)), "state": state, "init": version.init_text()}
 
     def do_open_version(self, target: Any, workload: str, frames: int, backward: bool) -> Any:
         rotation = VersionRotation(self.version(target), workload, frames, backward)
@@ -273,12 +274,16 @@ class _Oracle:
 # -- facts -------------------------------------------------------------------------------------------------------
 
 
-def target_facts(subject: Subject) -> TargetFacts:
-    """Import, draw and run every workload once. Raises TargetError for whatever cannot be forged."""
+def target_facts(subject: Subject, *, flops: bool = True) -> TargetFacts:
+    """Import, draw and run every workload once. Raises TargetError for whatever cannot be forged.
+
+    ``flops``: count them, for which a fresh process imports a second's worth of torch.
+    """
     options = subject.options
     workloads = []
     for name in options.input_sets:
-        counted, (leaves, tree, output) = _counted(lambda name=name: subject.trial_run(name))  # type: ignore[misc]
+        run = functools.partial(subject.trial_run, name)
+        counted, (leaves, tree, output) = _counted(run) if flops else ((0, 0), run())
         facts = workload_facts(subject, name, leaves, tree, output)
         writes = tuple(sorted(subject.mutates(name)))
         workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1], writes=writes))

@@ -13,42 +13,40 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_cudaforge.errors import ConfigError, OracleError, TargetError
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, SlopeParty, request_ns
-from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, wait_for_quiet
-from pytest_cudaforge.evaluation.sitting import Pace, frame_count, kept_blocks
+from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad
+from pytest_cudaforge.evaluation.race import Diary, RacePace, Turn, block_order, quiet, quiet_block, settled
+from pytest_cudaforge.evaluation.sitting import frame_count, kept_blocks
 from pytest_cudaforge.evaluation.timing import FOREIGN, Block, block_of, crowded
 from pytest_cudaforge.hardware.nvml import DeviceMonitor
 from pytest_cudaforge.lease import DeviceLease
 from pytest_cudaforge.records import Race, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
-__all__ = ["PlainRace", "plain_pace"]
+__all__ = ["PlainRace"]
 
 _HEAD, _BASE = "candidate", "base"
 _PARTY = "eager"
-#: Processes of each version. A CPU's take a tenth of a second to start, a GPU's half a second.
-_PROCESSES = {"cpu": 6, "cuda": 5}
-_BUDGET_S = {"cpu": 2.4, "cuda": 1.5}
-_BLOCKS, _FEWEST_BLOCKS = 8, 3
 #: Values of more than this are not handed from one version to the other.
 _MOST_HANDED_BYTES = 1 << 30
-#: What a CPU's input sets may take: two versions draw them anew in every process.
-_MOST_DRAWN_BYTES = 32 << 20
-_QUIET_WAIT_S = 3.0
+#: So many input sets a CPU's calls rotate over: two versions draw them anew in every process.
+_MOST_SETS = 16
+#: As in a race of kernels.
+_WARMING_TURNS = {"cpu": 3, "cuda": 1}
+_QUIET_TURNS, _MOST_ROUNDS = 8, 20
 _MOST_NOTES = 3
 
+_CROWDED = {
+    "cpu": "other processes kept the cores busy nearly all the time",
+    "cuda": "the device was slowed down or used by others in nearly every block",
+}
+
 _Result = TypeVar("_Result")
-
-
-def plain_pace(device: str, processes: int | None, budget_s: float | None) -> Pace:
-    """``budget_s``: of the blocks of one workload, forward or backward; None: what suffices on that kind of device."""
-    usual = Pace.of(device, budget_s or _BUDGET_S[device])
-    return Pace(usual.budget_s, usual.slice_ns, processes or _PROCESSES[device], _FEWEST_BLOCKS, _BLOCKS)
 
 
 class _BaseFailed(Exception):
@@ -65,15 +63,13 @@ class _Case:
     blocks: list[Block] = field(default_factory=list)
     #: Why there is nothing to compare.
     incomparable: str = ""
-    crowded: bool = False
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    #: What the base draws has to be handed over.
-    handed: bool = False
+    #: Clear enough, so that no further process measures it.
+    done: bool = False
+    diary: Diary = field(default_factory=Diary)
 
-    def again(self) -> _Case:
-        """The same to be measured once more."""
-        return _Case(self.workload, self.backward, self.frames, notes=self.notes, seconds=self.seconds)
+    def say(self, text: str) -> None:
+        if text not in self.diary.notes:
+            self.diary.notes.append(text)
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class PlainRace:
         *,
         device: str,
         clock: Clock,
-        pace: Pace,
+        pace: RacePace,
         lease: DeviceLease,
         python_paths: Sequence[str] = (),
         cache_bytes: int = 0,
@@ -128,41 +124,24 @@ class PlainRace:
         self._paths = tuple(python_paths)
         self._cache_bytes, self._flush_bytes = cache_bytes, flush_bytes
         self._pids: set[int] = set()
+        self._shared = Diary()
         self._watch = DeviceWatch(monitor, lambda: self._pids) if monitor is not None else None
 
     def run(self, workloads: Sequence[str] | None = None) -> tuple[Race, ...]:
         """Raises TargetError where what is checked in now cannot be imported or run, ConfigError for a workload that it
         does not have."""
-        began = time.perf_counter()
         cases: list[_Case] = []
         try:
-            with self._pair(0) as pair:
-                cases = self._cases(pair, workloads)
-                self._measure(0, pair, cases)
-            self._measure_in_others(cases, 1)
-            self._repeat_crowded(cases)
-        except _BaseFailed as error:
-            return self._without_base(cases, str(error), began)
-        shared_s = (time.perf_counter() - began - sum(case.seconds for case in cases)) / max(1, len(cases))
-        return tuple(self._race(case, shared_s) for case in cases)
-
-    def _measure_in_others(self, cases: Sequence[_Case], first: int) -> None:
-        for process in range(first, self.pace.processes):
-            if any(not case.incomparable for case in cases):
+            for process in range(self.pace.processes):
                 with self._pair(process) as pair:
-                    self._measure(process, pair, cases)
-
-    def _repeat_crowded(self, cases: list[_Case]) -> None:
-        """Once more, in a quieter moment, what others disturbed all along."""
-        repeated = [number for number, case in enumerate(cases) if crowded(case.blocks)]
-        if not repeated:
-            return
-        wait_for_quiet(_QUIET_WAIT_S, FOREIGN, self._load)
-        for number in repeated:
-            cases[number] = cases[number].again()
-        self._measure_in_others([cases[number] for number in repeated], 0)
-        for number in repeated:
-            cases[number].crowded = crowded(cases[number].blocks)
+                    cases = cases or self._cases(pair, workloads)
+                    for case in cases:
+                        self._measure(process, pair, case)
+                if all(case.done or case.incomparable for case in cases):
+                    break
+        except _BaseFailed as error:
+            return self._without_base(cases, str(error))
+        return tuple(self._race(case, len(cases)) for case in cases)
 
     # -- processes
 
@@ -171,13 +150,14 @@ class PlainRace:
         """A fresh process of each, started by turns the one or the other first."""
         moved = [_moved(path, self.target.root, self.base.root) for path in self._paths]
         with self._client_of(self._paths) as head, self._client_of(moved) as base:
-            for client in (head, base) if process % 2 else (base, head):
-                client.start()
+            with self.lease.work(), self._shared.phase("starting"):
+                for client in (head, base) if process % 2 else (base, head):
+                    client.start()
+                head.request("relocate", **_relocation(self.base, self.target))
+                base.request("relocate", **_relocation(self.target, self.base))
             pids = {client.pid for client in (head, base) if client.pid is not None}
             self._pids |= pids
             try:
-                head.request("relocate", **_relocation(self.base, self.target))
-                base.request("relocate", **_relocation(self.target, self.base))
                 yield _Pair(head, base, together=self.device != "cpu")
             finally:
                 self._pids -= pids
@@ -185,7 +165,7 @@ class PlainRace:
     # -- what is compared
 
     def _cases(self, pair: _Pair, workloads: Sequence[str] | None) -> list[_Case]:
-        with self.lease.work():
+        with self.lease.work(), self._shared.phase("facts"):
             told = pair.both(
                 lambda: pair.base.request("version", target=to_json(self.base)),
                 lambda: pair.head.request("version", target=to_json(self.target)),
@@ -206,30 +186,26 @@ class PlainRace:
     def _case(self, workload: WorkloadFacts, backward: bool, head: _Facts, base: _Facts) -> _Case:
         case = _Case(workload, backward, self._frames(workload), incomparable=_incomparable(workload, head, base))
         if not case.incomparable:
-            case.notes += _state_notes(head, base)
+            case.diary.notes += _state_notes(head, base)
         return case
 
     def _frames(self, workload: WorkloadFacts) -> int:
-        wanted = frame_count(workload, self.device, self._cache_bytes, self.clock)
-        if self.clock == "events":
-            return wanted
-        return min(wanted, max(2, _MOST_DRAWN_BYTES // max(1, workload.input_bytes + workload.output_bytes)))
+        return min(_MOST_SETS, frame_count(workload, self.device, self._cache_bytes, self.clock))
 
     # -- one process of each
 
-    def _measure(self, process: int, pair: _Pair, cases: Sequence[_Case]) -> None:
-        for case in cases:
-            if case.incomparable:
-                continue
-            began = time.perf_counter()
-            with self.lease.work():
-                numbers = self._opened(process, pair, case)
-            if not case.incomparable:
-                with self.lease.timing():
-                    case.blocks += self._blocks(process, pair, numbers)
-            _base_s(lambda number=numbers[0]: pair.base.request("end_rotation", rotation=number))  # type: ignore[misc]
-            pair.head.request("end_rotation", rotation=numbers[1])
-            case.seconds += time.perf_counter() - began
+    def _measure(self, process: int, pair: _Pair, case: _Case) -> None:
+        if case.incomparable or case.done:
+            return
+        with self.lease.work(), case.diary.phase("values"):
+            numbers = self._opened(process, pair, case)
+        if not case.incomparable:
+            with self.lease.timing(), case.diary.phase("blocks"):
+                case.blocks += self._blocks(process, pair, numbers)
+        _base_s(lambda: pair.base.request("end_rotation", rotation=numbers[0]))
+        pair.head.request("end_rotation", rotation=numbers[1])
+        usable = {block.process for block in case.blocks if block.foreign <= FOREIGN}
+        case.done = len(usable) >= self.pace.fewest and settled(case.blocks, self.clock, self.device)
 
     def _opened(self, process: int, pair: _Pair, case: _Case) -> tuple[int, int]:
         """A rotation of each, base first, on the same values and ready to be timed."""
@@ -262,13 +238,13 @@ class PlainRace:
             return
         total = sum(_nbytes(base[place]) for place in wanted)
         if total > _MOST_HANDED_BYTES:
-            _say(case, f"each version has values of its own: {total} bytes are too many to hand over")
+            case.say(f"each version has values of its own: {total} bytes are too many to hand over")
             return
         with tempfile.TemporaryDirectory(prefix="cudaforge-values-") as folder:
             path = str(Path(folder) / "values")
             places = _base_s(lambda: pair.base.request("give", rotation=numbers[0], path=path, wanted=wanted))
             pair.head.request("take", rotation=numbers[1], path=path, places=places)
-        _say(case, f"{_named(wanted)} of the merge base's version were given to the other, which makes others")
+        case.say(f"{_named(wanted)} of the merge base's version were given to the other, which makes others")
 
     def _compare_answers(self, pair: _Pair, case: _Case, numbers: tuple[int, int]) -> None:
         """A note where the results are not what they were: that is no regression of the performance."""
@@ -282,74 +258,88 @@ class PlainRace:
             {path: told[0][:2] if len(told) > 1 else told for path, told in side.items()} for side in (base, head)
         ]
         if shapes[0] != shapes[1]:
-            _say(case, f"results changed: {shapes[0]} at the merge base, {shapes[1]} now")
+            case.say(f"results changed: {shapes[0]} at the merge base, {shapes[1]} now")
             return
         if sum(_nbytes(told) for told in base.values()) > _MOST_HANDED_BYTES:
-            _say(case, "whether results changed was not looked at: too many bytes")
+            case.say("whether results changed was not looked at: too many bytes")
             return
         with tempfile.TemporaryDirectory(prefix="cudaforge-values-") as folder:
             path = str(Path(folder) / "answer")
             pair.head.request("answer", rotation=numbers[1], path=path)
             found = _base_s(lambda: pair.base.request("disagreements", rotation=numbers[0], path=path))
         if found:
-            _say(case, f"results changed beyond the tolerance: {'; '.join(found[:_MOST_NOTES])}")
+            case.say(f"results changed beyond the tolerance: {'; '.join(found[:_MOST_NOTES])}")
 
     # -- the clock
 
     def _blocks(self, process: int, pair: _Pair, numbers: tuple[int, int]) -> list[Block]:
-        deadline = time.monotonic() + self.pace.budget_s / self.pace.processes
-        parties = {
-            _HEAD: self._party(pair.head, pair.base, numbers[1]),
-            _BASE: _base_s(lambda: self._party(pair.base, pair.head, numbers[0])),
-        }
         blocks: list[Block] = []
-        for _, value in ((name, self._turn(parties, name, 0.25)) for name in parties):
-            del value  # warm-up: page faults, thread pools, clocks
-        for count in range(self.pace.max_blocks):
-            order = (_HEAD, _BASE) if (count + process) % 2 == 0 else (_BASE, _HEAD)
-            load = self._load() if self._watch is not None or self.device == "cpu" else None
-            measured = [(name, self._turn(parties, name)) for name in (*order, *reversed(order))]
-            block = block_of(process, measured, load.share() if load is not None else 0.0)
-            blocks += [block] if block is not None else []
-            if len(blocks) >= self.pace.min_blocks and time.monotonic() > deadline:
-                break
+        with _Gate(pair) as gate:
+            parties: dict[str, Party] = {
+                _HEAD: self._party(pair.head, gate, numbers[1], _own),
+                _BASE: self._party(pair.base, gate, numbers[0], _base_s),
+            }
+            calls = self._warmed(parties)
+            deadline = time.monotonic() + self.pace.budget_s / self.pace.fewest
+            for count in range(self.pace.max_blocks):
+                taking = self._quiet_block if self.device == "cpu" else self._event_block
+                block = taking(process + count, parties, calls, deadline)
+                blocks += [replace(block, process=process)] if block is not None else []
+                if count + 1 >= self.pace.min_blocks and time.monotonic() > deadline:
+                    break
         return blocks
 
-    def _turn(self, parties: Mapping[str, Party], name: str, share: float = 1.0) -> float:
-        def turn() -> float:
-            return parties[name].turn(self.pace.slice_ns * share)
+    def _warmed(self, parties: Mapping[str, Party]) -> int:
+        """Page faults, thread pools and clocks; then how many calls a turn makes, of both equally many."""
+        call_ns = min(
+            max(1.0, min(party.turn(self.pace.slice_ns / 4) for _ in range(_WARMING_TURNS[self.device])))
+            for party in parties.values()
+        )
+        return parties[_HEAD].calls_in(self.pace.slice_ns, call_ns)
 
-        return _base_s(turn) if name == _BASE else turn()
+    def _event_block(self, number: int, parties: Mapping[str, Party], calls: int, deadline: float) -> Block | None:
+        load = self._watch.load() if self._watch is not None else None
+        measured = [(name, parties[name].measure(calls)) for name in block_order((), True, bool(number % 2))]
+        share = load.share() if load is not None else 0.0
+        return block_of(0, sorted(measured, key=lambda pair: pair[0] != _HEAD), share)
 
-    def _party(self, own: OracleClient, other: OracleClient, rotation: int) -> Party:
+    def _quiet_block(self, number: int, parties: Mapping[str, Party], calls: int, deadline: float) -> Block | None:
+        """As in a race of kernels: turns of each until enough of them had the machine to themselves."""
+        turns: dict[str, list[Turn]] = {_HEAD: [], _BASE: []}
+        for count in range(_MOST_ROUNDS):
+            for name in block_order((), True, bool((count + number) % 2)):
+                load = ForeignLoad()
+                ns = parties[name].measure(calls)
+                turns[name] += [Turn(ns, load.share())] if ns > 0 else []
+            late = count + 1 >= 2 and time.monotonic() > deadline
+            if late or (count % 2 and all(len(quiet(taken)) >= _QUIET_TURNS for taken in turns.values())):
+                break
+        return quiet_block(0, turns)
+
+    def _party(self, own: OracleClient, gate: _Gate, rotation: int, ask: Callable[[Callable[[], Any]], Any]) -> Party:
+        """``ask`` makes a request, and says whose failure its failure is."""
+        args: dict[str, Any] = {"rotation": rotation, "party": _PARTY}
         if self.clock == "events":
-            return EventParty(
-                lambda count, warm: own.request(
-                    "time_events", rotation=rotation, party=_PARTY, samples=count, flush_bytes=self._flush_bytes
-                )
-            )
+            args["flush_bytes"] = self._flush_bytes
+            return EventParty(lambda count, warm: ask(lambda: own.request("time_events", samples=count, **args)))
 
         def run(calls: int, first: int) -> int:
             # The rotation itself goes on where it ended.
-            with other.paused():
-                return own.timed_request("run_many", rotation=rotation, party=_PARTY, calls=calls)
+            gate.open_for(own)
+            return int(ask(lambda: own.timed_request("run_many", calls=calls, **args)))
 
-        return SlopeParty(run, 1, spare_ns=request_ns(own, rotation, _PARTY))
-
-    def _load(self) -> Load:
-        return self._watch.load() if self._watch is not None else ForeignLoad()
+        gate.open_for(own)
+        return SlopeParty(run, 1, spare_ns=ask(lambda: request_ns(own, rotation, _PARTY)))
 
     # -- the record
 
-    def _race(self, case: _Case, shared_s: float) -> Race:
+    def _race(self, case: _Case, cases: int) -> Race:
+        notes = [*case.diary.notes, *(self._watch.notes if self._watch is not None else ())]
+        shared = {name: seconds / cases for name, seconds in self._shared.told}
+        spent = tuple((name, round(seconds, 3)) for name, seconds in {**shared, **dict(case.diary.told)}.items())
         disturbed = case.incomparable
-        if case.crowded:
-            disturbed = (
-                "other processes kept the cores busy in nearly every block, twice"
-                if self.device == "cpu"
-                else "the device was slowed down or used by others in nearly every block, twice"
-            )
-        notes = [*case.notes, *(self._watch.notes if self._watch is not None else ())]
+        if not disturbed and (not case.blocks or crowded(case.blocks)):
+            disturbed = _CROWDED[self.device]
         return Race(
             workload=case.workload.name,
             clock=self.clock,
@@ -357,18 +347,49 @@ class PlainRace:
             what="backward" if case.backward else "forward",
             disturbed=disturbed,
             notes=tuple(dict.fromkeys(notes)),
-            seconds=round(case.seconds + shared_s, 3),
+            seconds=round(sum(seconds for _, seconds in spent), 3),
+            spent=spent,
         )
 
-    def _without_base(self, cases: Sequence[_Case], why: str, began: float) -> tuple[Race, ...]:
+    def _without_base(self, cases: Sequence[_Case], why: str) -> tuple[Race, ...]:
         """One race without blocks for each case, or for the target where its cases are not known."""
         text = f"the version at the merge base cannot be run here: {why}"
-        seconds = round(time.perf_counter() - began, 3)
         named = [(case.workload.name, case.backward) for case in cases] or [("", False)]
         return tuple(
-            Race(name, self.clock, (), "backward" if backward else "forward", text, seconds=seconds)
+            Race(
+                name,
+                self.clock,
+                (),
+                "backward" if backward else "forward",
+                text,
+                seconds=round(self._shared.seconds, 3),
+            )
             for name, backward in named
         )
+
+
+class _Gate:
+    """On a CPU only one of a pair runs at a time; the other stands still."""
+
+    def __init__(self, pair: _Pair) -> None:
+        self._pair = pair
+        self._running: OracleClient | None = None
+        self._stack = contextlib.ExitStack()
+
+    def open_for(self, client: OracleClient) -> None:
+        """Let ``client`` run, and the other one stand still."""
+        if self._pair.together or self._running is client:
+            return
+        self._stack.close()
+        other = self._pair.base if client is self._pair.head else self._pair.head
+        self._stack.enter_context(other.paused())
+        self._running = client
+
+    def __enter__(self) -> _Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def _base_s(action: Callable[[], _Result]) -> _Result:
@@ -377,6 +398,10 @@ def _base_s(action: Callable[[], _Result]) -> _Result:
         return action()
     except (TargetError, OracleError) as error:
         raise _BaseFailed(str(error)) from error
+
+
+def _own(action: Callable[[], _Result]) -> _Result:
+    return action()
 
 
 def _moved(path: str, root: str, other: str) -> str:
@@ -450,11 +475,6 @@ def _named(places: Sequence[str]) -> str:
 def _listed(names: Sequence[str]) -> str:
     rest = len(names) - _MOST_NOTES
     return ", ".join(names[:_MOST_NOTES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _say(case: _Case, text: str) -> None:
-    if text not in case.notes:
-        case.notes.append(text)
 
 
 def _first_line(error: Exception) -> str:
