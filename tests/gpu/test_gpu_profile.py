@@ -256,6 +256,11 @@ def test_own_kernels_and_a_librarys_are_told_apart(counters: None, evaluator: Ev
     assert [kernel.function for kernel in profile.kernels if kernel.own] == ["relu"]
     assert any(not kernel.own and kernel.duration_ns for kernel in profile.kernels)
     assert 0 < dict((name, value) for name, value, _ in profile.facts)["own_share"] < 100
+    # The library's kernel takes most of the time, and what it leaves in the L2 is there for the next one.
+    assert not diagnose(profile)[0].own
+    metrics = {name: value for kernel in profile.kernels if kernel.own for name, value, _ in kernel.metrics}
+    assert metrics["in_call__dram_bytes"] < metrics["dram__bytes_read.sum"] / 2
+    assert metrics["in_call__duration"] > 0 and diagnose(profile)[-1].bound != "redundant global traffic"
 
 
 def test_a_triton_candidates_lines_are_its_own(counters: None, evaluator: Evaluator, repo: Path) -> None:
