@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_cudaforge import durable, guard, machine
 from pytest_cudaforge.distributions import binomial_interval
 from pytest_cudaforge.errors import SituationError
-from pytest_cudaforge.guard import GuardOutcome, Promises, Thresholds
+from pytest_cudaforge.guard import Finding, GuardOutcome, Promises, Thresholds
 from pytest_cudaforge.machine import Machine
 from pytest_cudaforge.records import DeviceFacts, Race, RaceFailure, Target, TimedBlock, from_json, to_json
 from pytest_cudaforge.yardsticks import YARDSTICKS, Yardstick, target_in
@@ -61,8 +61,8 @@ MOST_FALSE_ALARMS = 0.01
 RESAMPLES = 1000
 #: Trials that are kept: those of the last sittings. Older ones tell of a machine as it was.
 _KEPT_TRIALS = 400
-#: Sittings of one yardstick before its processes' spread says anything.
-_FEWEST_RACES = 2
+#: Races of one yardstick before they say anything of its noise.
+_FEWEST_RACES = 3
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,12 @@ class Spread:
 
 
 def spreads(trials: Sequence[Trial]) -> tuple[Spread, ...]:
-    """By yardstick, shortest call first. The median over races: one that others disturbed is not the runner's."""
+    """By yardstick, shortest call first; where there are races enough. Medians over races: what one odd race says is
+    not the runner's."""
     found = []
     for name in dict.fromkeys(trial.yardstick for trial in trials):
-        own = [trial for trial in trials if trial.yardstick == name and not trial.disturbed]
-        variances = [statistics.variance(values) for values in map(_process_values, own) if len(values) > 1]
+        own = [trial for trial in trials if trial.yardstick == name and _counts_as_noise(trial)]
+        variances = [variance for variance in map(_process_variance, own) if variance is not None]
         if len(variances) >= _FEWEST_RACES:
             call_ns = statistics.median(trial.call_ns for trial in own)
             # Of a ratio of two processes, each of which has its own place.
@@ -187,18 +188,34 @@ def spreads(trials: Sequence[Trial]) -> tuple[Spread, ...]:
     return tuple(sorted(found, key=lambda spread: spread.call_ns))
 
 
-def _process_values(trial: Trial) -> list[float]:
-    return guard.process_values(_race_of(trial, trial.sittings[0]))
+def _counts_as_noise(trial: Trial) -> bool:
+    """What by events was disturbed decides nothing, so it is no noise either."""
+    return trial.clock == "supervisor" or not trial.disturbed
+
+
+def _process_variance(trial: Trial) -> float | None:
+    """Of one process's log-ratio. By events from the processes of one race; by the supervisor's clock, which takes the
+    low values of all of them together, from what a whole race of one kernel against itself is off."""
+    if trial.clock == "events":
+        values = guard.process_values(_race_of(trial, trial.sittings[0]))
+        return statistics.variance(values) if len(values) > 1 else None
+    finding = None if trial.planted else _first(trial)
+    # A median of squares of a normal variable is 0.455 of its variance.
+    return math.log(finding.slowdown.speedup) ** 2 * finding.processes / 0.455 if finding is not None else None
+
+
+def _first(trial: Trial) -> Finding | None:
+    """What the first sitting measured; its figures depend on no threshold."""
+    race = replace(_race_of(trial, trial.sittings[0]), disturbed="")
+    kind = "cuda" if trial.clock == "events" else "cpu"
+    return next(iter(guard.assess(race, Promises(), guard.usual(kind))), None)
 
 
 def sitting_noise(trials: Sequence[Trial]) -> float:
     """Twice the standard deviation of what a sitting says of a kernel against itself, as a share; by the median of the
     absolute values, which a few wild sittings do not move. Only of calls that a relative threshold is about."""
-    apart = [
-        abs(statistics.fmean(values))
-        for values in (_process_values(t) for t in trials if not t.planted and t.sensitive and not t.disturbed)
-        if values
-    ]
+    same = [_first(trial) for trial in trials if not trial.planted and trial.sensitive and _counts_as_noise(trial)]
+    apart = [abs(math.log(finding.slowdown.speedup)) for finding in same if finding is not None]
     return 2.0 * 1.4826 * statistics.median(apart) if len(apart) >= _FEWEST_RACES else 0.0
 
 
@@ -229,8 +246,8 @@ def told(calibration: Calibration) -> str:
 
 def line(trial: Trial) -> str:
     """One decision, as it was made."""
-    values = _process_values(trial)
-    apart = f"{100 * math.expm1(statistics.fmean(values)):+.1f} %" if values else "nothing"
+    finding = _first(trial)
+    apart = f"{100 * (finding.slowdown.speedup - 1.0):+.1f} %" if finding is not None else "nothing"
     asked = f"{100 * trial.planted:g} % more work" if trial.planted else "nothing changed"
     sittings = f"{len(trial.sittings)} sitting{'s' if len(trial.sittings) > 1 else ''}"
     note = f"; {trial.disturbed}" if trial.disturbed else ""
