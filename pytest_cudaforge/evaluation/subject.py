@@ -453,11 +453,11 @@ def _drop_stale_modules(target: Target) -> None:
             stale.add(name.split(".")[0])
     local = {entry.stem for folder in {Path(target.import_root), (Path(target.root) / target.path).parent}
              if folder.is_dir() for entry in folder.iterdir()}  # fmt: skip
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None) or ""
-        if origin in _seen_files and name in local and not Path(origin).is_relative_to(target.root):
+    for name in local & sys.modules.keys():
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+        if origin in _seen_files and not Path(origin).is_relative_to(target.root):
             stale.add(name)
-    for name in [name for name in sys.modules if name.split(".")[0] in stale]:
+    for name in [name for name in sys.modules if name.split(".")[0] in stale] if stale else ():
         del sys.modules[name]
 
 
