@@ -301,25 +301,23 @@ def _drifts(past: _Past, now: Sequence[Measurement], limits: Thresholds) -> list
     found = []
     for measurement, window in judged:
         times = [one.median_ns("candidate") or math.nan for one in window]
-        least = DRIFT if measurement.references else 2 * DRIFT
+        # torch.compile may have been raced in some of them only.
+        beside = [name for name in measurement.references if all(name in one.references for one in window)]
+        least = DRIFT if beside else 2 * DRIFT
         chance = CHANCE / len(judged)
         rises = _creeps(times, least, chance) and trend.thirds(times) > limits.absolute_ns
-        if rises and all(_creeps(_over(window, name), least, chance) for name in measurement.references):
-            found.append(_drift_alarm(measurement, window, times))
+        if rises and all(_creeps(_over(window, name), least, chance) for name in beside):
+            found.append(_drift_alarm(measurement, window, times, beside))
     return found
 
 
 def _window(past: _Past, now: Measurement) -> list[Measurement]:
     """The last runs up to now since the guard last called it slower than its base: what was told is no drift. Of a
     kernel the reference is the same throughout; a plain module has none, and its source is what may creep."""
-    same = (_toolchain, _target_source, _parties) if now.references else (_toolchain, _parties)
+    same = (_toolchain, _target_source) if now.references else (_toolchain,)
     runs = [*past.like(now, *same), now]
     told = [index for index, one in enumerate(runs) if _told(one)]
     return runs[told[-1] + 1 if told else 0 :][-MOST_DRIFT:]
-
-
-def _parties(measurement: Measurement) -> object:
-    return measurement.references
 
 
 def _told(measurement: Measurement) -> bool:
@@ -342,11 +340,13 @@ def _creeps(values: Sequence[float], least: float, chance: float) -> bool:
     return last - first > 2.0 * statistics.stdev(about) and trend.rising(logs) < chance
 
 
-def _drift_alarm(now: Measurement, window: Sequence[Measurement], times: Sequence[float]) -> Alarm:
+def _drift_alarm(
+    now: Measurement, window: Sequence[Measurement], times: Sequence[float], beside: Sequence[str]
+) -> Alarm:
     part = len(times) // 3
     low, high = statistics.median(times[:part]), statistics.median(times[-part:])
     kernels = len({one.kernel for one in window})
-    against = " and ".join(now.references)
+    against = " and ".join(beside)
     text = (
         f"{now.name} crept up by {high / low - 1.0:.0%} over {len(window)} runs and {_counted(kernels, 'version')}"
         f", {_ns(low)} → {_ns(high)} (medians of the first and the last third; slope of Theil and Sen, trend test of "

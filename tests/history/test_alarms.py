@@ -260,6 +260,16 @@ def test_another_toolchain_begins_anew() -> None:
     assert kinds(*split(moved)) == []
 
 
+def test_a_drift_is_held_against_the_references_that_were_always_there() -> None:
+    runs = creeping(0.15)
+    some = [
+        one if day % 2 else replace(one, parties=tuple(each for each in one.parties if each[0] != "compile"))
+        for day, one in enumerate(runs)
+    ]
+    (alarm,) = history.alarms(*split(some))
+    assert "eager did not" in alarm.text and "compile" not in alarm.text
+
+
 def test_a_plain_module_drifts_with_its_own_source() -> None:
     def times(day: int) -> dict[str, float]:
         return {"candidate": 80_000.0 * (1 + 0.005 * day), "base": 80_000.0 * (1 + 0.005 * max(0, day - 1))}
