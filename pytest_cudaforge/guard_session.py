@@ -198,6 +198,7 @@ class GuardSession:
             outcome, text = "skipped", str(error)
         except (UsageError, OracleError) as error:
             outcome, text = "failed", str(error)
+        text = text.replace(f"{self.root}/", "")
         records = [self._record(kernel, workload.name, item, raced) for item, raced in kernel.items(workload.name)]
         told = {"reason": text.splitlines()[0], "text": text, "isolation": grade}
         changes = self._changes_of(kernel) if outcome != "skipped" else ()

@@ -184,12 +184,12 @@ class GuardRun:
         self.report = GuardReport(base=self.base.told)
         try:
             self._decide(self.base, grouped(selected), modules)
-            self._write_reports(self.report)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         except ForgeError as error:
             self.report = replace(self.report, error=str(error))
         self.report = replace(self.report, seconds=round(time.monotonic() - began, 1))
+        self._write_reports(self.report)
 
     def _decide(self, base: MergeBase, kernels: Sequence[GuardedKernel], modules: Sequence[tuple[str, Target]]) -> None:
         """Fills the report as it goes, so that what was decided before Ctrl-C is told."""
@@ -210,12 +210,20 @@ class GuardRun:
             reporter.write_line(f"{text} ({record.seconds:.1f} s)")
 
     def _write_reports(self, report: GuardReport) -> None:
-        from pytest_cudaforge.report import guarded
+        from pytest_cudaforge.records import Usage
         from pytest_cudaforge.report import json as json_report
+        from pytest_cudaforge.report.environment import environment_of
+        from pytest_cudaforge.report.rows import totals
 
         path = given_path(self.pytest_config, self.pytest_config.option.forge_json)
-        if path is not None:
-            json_report.write(path, guarded.document(report))
+        if path is None:
+            return
+        told = {**environment_of(()), "machine": report.machine}
+        data = json_report.document((), totals((), Usage(), report.seconds), environment=told, guard=report)
+        try:
+            json_report.write(path, data)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def report_here(self) -> GuardReport:
         """The session's report, wherever it ran. Raises ``ForgeError`` where a remote worker cannot see it."""

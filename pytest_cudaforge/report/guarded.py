@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pytest_cudaforge.display import columns
 from pytest_cudaforge.guard import Finding, duration
 from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport, Verdict
-from pytest_cudaforge.records import to_json
 from pytest_cudaforge.report.escaping import plain, xml
 from pytest_cudaforge.report.markdown import escape, fence
 
-__all__ = ["changes_of", "document", "markdown", "properties_of", "record_text", "summary_lines"]
+__all__ = ["changes_of", "markdown", "properties_of", "record_text", "summary_lines"]
 
 _ORDER: tuple[Verdict, ...] = ("failed", "regression", "unfit", "inconclusive", "cancelled", "skipped", "pass")
 _SIGNS: dict[Verdict, str] = {"failed": "❌", "regression": "❌", "unfit": "⚠️", "inconclusive": "❔", "pass": "✅"}
@@ -146,10 +144,3 @@ def markdown(report: GuardReport) -> str:
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:
     return [f"**{title}**", "", *(f"- {escape(' '.join(plain(item).split()))}" for item in items), ""] if items else []
-
-
-def document(report: GuardReport) -> dict[str, Any]:
-    """The run as plain JSON data: ``guard`` of the document behind ``--forge-json``."""
-    data: dict[str, Any] = to_json(report)
-    data["totals"] = {name: report.count(name) for name in _ORDER}
-    return data

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_cudaforge.guarded import GuardReport
 from pytest_cudaforge.records import Round, Trace, to_json
 from pytest_cudaforge.report import files
 from pytest_cudaforge.report.rows import Totals, row
@@ -19,9 +20,14 @@ VERSION = 1
 
 
 def document(
-    traces: Sequence[Trace], totals: Totals, *, environment: Mapping[str, str] | None = None
+    traces: Sequence[Trace],
+    totals: Totals,
+    *,
+    environment: Mapping[str, str] | None = None,
+    guard: GuardReport | None = None,
 ) -> dict[str, Any]:
     """The whole session as plain JSON data; sources are named by their digest, they lie in the run directory.
+    ``guard``: what a run of the guard found, which forges nothing.
 
     Its schema: :mod:`report.schema`.
     """
@@ -31,6 +37,7 @@ def document(
         "environment": dict(environment or {}),
         "totals": to_json(totals),
         "targets": [_target(trace) for trace in traces],
+        **({"guard": to_json(guard)} if guard is not None else {}),
     }
 
 

@@ -16,6 +16,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_cudaforge.guarded import GuardReport
 from pytest_cudaforge.records import Round, Trace
 from pytest_cudaforge.report.rows import Row, Totals
 from pytest_cudaforge.report.standings import Standing
@@ -46,11 +47,13 @@ def schema() -> dict[str, Any]:
         "totals": drawn.of(Totals),
         "targets": {"type": "array", "items": _target(drawn)},
     }
+    required = list(properties)
+    properties["guard"] = drawn.of(GuardReport)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "What one run of pytest --forge found",
+        "title": "What one run of pytest --forge, or of pytest --forge-guard, found",
         "type": "object",
-        "required": list(properties),
+        "required": required,
         "properties": properties,
         "definitions": dict(sorted(drawn.known.items())),
     }

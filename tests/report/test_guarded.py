@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+
+import fastjsonschema
 
 from pytest_cudaforge.guard import Finding
 from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport
-from pytest_cudaforge.records import Ratio, from_json, to_json
-from pytest_cudaforge.report.guarded import document, markdown, properties_of, record_text, summary_lines
+from pytest_cudaforge.records import Ratio, Usage, from_json, to_json
+from pytest_cudaforge.report import json as json_report
+from pytest_cudaforge.report import schema
+from pytest_cudaforge.report.guarded import markdown, properties_of, record_text, summary_lines
+from pytest_cudaforge.report.rows import totals
 
 SLOWER = Finding(
     question="base",
@@ -109,5 +115,6 @@ def test_inconclusive_fails_where_that_is_asked_for() -> None:
 
 def test_it_goes_to_json_and_back() -> None:
     assert from_json(GuardReport, to_json(REPORT)) == REPORT
-    data = document(REPORT)
-    assert data["totals"]["regression"] == 1 and data["records"][0]["target"] == "layers.py::good"
+    data = json_report.document((), totals((), Usage(), 12.3), guard=REPORT)
+    fastjsonschema.validate(schema.schema(), data)
+    assert from_json(GuardReport, json.loads(json.dumps(data))["guard"]) == REPORT
