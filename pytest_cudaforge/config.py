@@ -179,6 +179,8 @@ class ForgeConfig:
     device: str = _matching("auto", r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:<index>")
     arch: str | None = _matching(None, r"cpu|sm_\d{2,3}[af]?", "cpu or sm_<number>, such as sm_90")
     languages: tuple[str, ...] | None = None
+    #: Forge for these workloads alone (names or patterns): a kernel of their own, beside the target's others.
+    workloads: tuple[str, ...] | None = None
     rounds: int = _at_least(1, 10)
     patience: int = _at_least(1, 4)
     roofline_stop: float = _above_zero(0.9)

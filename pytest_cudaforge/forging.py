@@ -8,12 +8,14 @@ the records from a file whose name they were given at their start.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +79,7 @@ class ForgeRun:
         from pytest_cudaforge.config import or_compiler
 
         try:
-            settings = or_compiler(forge_config(config), os.environ)
+            settings = _with_runs_of_its_own(or_compiler(forge_config(config), os.environ))
             for option in ("json", "html"):
                 check_writable(given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
         except UsageError as error:
@@ -171,7 +173,8 @@ class ForgeRun:
 
         paths = self.pytest_config.getini("pythonpath")
         try:
-            with open_evaluator(self.settings, python_paths=paths) as evaluator, self._observer(targets) as observer:
+            evaluators = open_evaluator(self.settings, python_paths=paths, workloads=self.settings.workloads)
+            with evaluators as evaluator, self._observer(targets) as observer:
                 if self.pytest_config.option.forge_dry_run:
                     self.records = self._plan(targets, evaluator)
                     return
@@ -344,7 +347,7 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
     """cudaforge.yaml < environment < pytest's ini file and command line. Raises ``ConfigError``."""
     from pytest_cudaforge.config import load
 
-    settings = ("device", "arch", "rounds", "config", "isolation", "profile", "max_usd", "max_minutes")
+    settings = ("device", "arch", "rounds", "config", "isolation", "profile", "max_usd", "max_minutes", "workloads")
     options: dict[str, object] = {name: config.getoption("forge_" + name) for name in settings}
     options["chat.coder.provider"] = config.getoption("forge_coder")
     if config.getini("forge_paths"):
@@ -352,6 +355,16 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
     if config.getini("forge_dir"):
         options["forge_dir"] = str(config.rootpath / str(config.getini("forge_dir")))
     return load(options, root=config.rootpath, start=search_start(config), environ=os.environ)
+
+
+def _with_runs_of_its_own(settings: ForgeConfig) -> ForgeConfig:
+    """For some workloads alone: rounds that were measured on others are not to be resumed."""
+    if settings.workloads is None:
+        return settings
+    patterns = sorted(settings.workloads)
+    readable = re.sub(r"[^A-Za-z0-9]+", "_", "-".join(patterns)).strip("_")[:40]
+    name = f"workloads-{readable}-{hashlib.sha256(json.dumps(patterns).encode()).hexdigest()[:6]}"
+    return replace(settings, run_dir=settings.run_dir / name)
 
 
 def search_start(config: pytest.Config) -> Path:

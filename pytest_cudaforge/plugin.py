@@ -37,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--forge-fresh", action="store_true", help="start anew instead of resuming an earlier run")
     group.addoption("--forge-dry-run", action="store_true", help="show targets, prompt sizes and a cost estimate only")
+    group.addoption(
+        "--forge-workload",
+        action="append",
+        dest="forge_workloads",
+        metavar="NAME",
+        help="forge for these workloads alone (a name or pattern; may be repeated), beside the target's other kernels",
+    )
     group.addoption("--forge-branch", metavar="NAME", help="commit the winners on this git branch")
     group.addoption("--forge-isolation", metavar="HOW", help="auto, or none to run native code without a sandbox")
     group.addoption("--forge-profile", metavar="WHEN", help="profile for the Judge: auto (a live one), always or never")

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,8 @@ def _entry(
     candidate: Candidate, final: Evaluation, target: Target, facts: TargetFacts, files: Mapping[str, str]
 ) -> Entry:
     arch = final.build.arch if final.build is not None else final.device
+    compiler = LANGUAGE if candidate.language == LANGUAGE else ""
+    variant = variant_of(facts)
     return Entry(
         target=target.id,
         import_name=target.module_name,
@@ -162,7 +165,7 @@ def _entry(
         source_digest=target.digest,
         language=candidate.language,
         arch=arch,
-        directory=f"{target.slug}/{arch}" + (f"-{LANGUAGE}" if candidate.language == LANGUAGE else ""),
+        directory="-".join(filter(None, (f"{target.slug}/{arch}", compiler, variant))),
         files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in sorted(files.items())),
         guard=final.verification.guard if final.verification is not None else Guard(),
         workloads=tuple(_workload(workload, final) for workload in facts.workloads),
@@ -173,7 +176,20 @@ def _entry(
         work=final.work or "kernel",
         isolation=final.isolation.grade,
         backward=final.verification is not None and final.verification.backward if facts.grad else None,
+        variant=variant,
     )
+
+
+def variant_of(facts: TargetFacts) -> str:
+    """What tells a kernel for some of a target's workloads from its other kernels; "" for one that serves them all.
+
+    The same choice has the same name, whatever patterns it was made by: forging again replaces that kernel alone.
+    """
+    if not facts.chosen:
+        return ""
+    names = sorted(workload.name for workload in facts.workloads)
+    readable = re.sub(r"[^a-z0-9]+", "_", "-".join(names).lower()).strip("_")[:40]
+    return f"{readable}-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:6]}".lstrip("-")
 
 
 def _workload(workload: WorkloadFacts, final: Evaluation) -> EntryWorkload:

@@ -88,7 +88,8 @@ class WorkloadFacts:
 class TargetFacts:
     """What only importing the target tells; made by the oracle, never by the pytest process.
 
-    ``module`` is a ModuleSpec as JSON data (runtime.signature) or None for a function target.
+    ``module`` is a ModuleSpec as JSON data (runtime.signature) or None for a function target. ``chosen``: these are
+    some of the target's workloads, for a kernel of their own.
     """
 
     target_id: str
@@ -107,6 +108,7 @@ class TargetFacts:
     nondeterministic: bool
     module: Any
     workloads: tuple[WorkloadFacts, ...]
+    chosen: bool = False
 
 
 # -- candidates ------------------------------------------------------------------------------------------------
@@ -396,8 +398,9 @@ class ProfiledKernel:
     """What a profiler saw of one kernel in one call: all its launches of the same shape together.
 
     ``own``: one of the candidate's, by the name that its source has (``function``); library kernels keep the name of
-    their symbol. ``duration_ns`` is the sum over ``launches``, with emptied caches, under the profiler: a share of the
-    call, never a verdict's time. ``metrics``: (Nsight Compute's own name, value, its unit) of the longest launch.
+    their symbol. ``duration_ns`` is the sum over ``launches`` under the profiler, inside the call where that was counted,
+    else from emptied caches: a share of the call, never a verdict's time. ``metrics``: (Nsight Compute's own name,
+    value, its unit) of the longest launch, each looked at alone and from emptied caches but for ``in_call__...``.
     """
 
     function: str

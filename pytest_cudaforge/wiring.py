@@ -21,12 +21,14 @@ def open_evaluator(
     python_paths: Sequence[str | Path] = (),
     keep_blocks: bool = False,
     times: bool = True,
+    workloads: Sequence[str] | None = None,
 ) -> Evaluator:
     """The evaluator that the settings describe; a context manager.
 
     ``device`` overrides the settings' own. ``python_paths`` are importable for targets, after their own import root
     and before the root of the repo. ``keep_blocks``: timings hold their raw blocks. ``times``: False
-    where nothing will be timed. Starts nothing by itself: children
+    where nothing will be timed. ``workloads``: names or patterns
+    of those that count, None: all of a target's. Starts nothing by itself: children
     start when they are first needed. Raises ``DeviceError`` for a device that cannot be.
     """
     from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -44,6 +46,7 @@ def open_evaluator(
             python_paths=tuple(str(path) for path in (*python_paths, config.root)),
             keep_blocks=keep_blocks,
             times=times,
+            workloads=tuple(workloads) if workloads is not None else None,
         )
     )
 

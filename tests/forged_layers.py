@@ -129,7 +129,7 @@ class Repo:
     ) -> Entry:
         """Write one kernel with its manifest entry; ``calls`` are the drawn inputs, one workload each."""
         (target,) = [t for t in discover([self.file], self.root).targets if t.qualname == qualname]
-        directory = f"{target.slug}/{arch}"
+        directory = "-".join(filter(None, (f"{target.slug}/{arch}", changes.get("variant", ""))))
         files = {"kernel.cpp" if language == "cpp" else "kernel.cu": kernel, "plan.py": plan}
         for name, text in files.items():
             path = self.manifest.parent / directory / name

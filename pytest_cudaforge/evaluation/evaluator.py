@@ -6,6 +6,8 @@ the secrets, the deciding clock and the build cache; everything else happens in 
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import functools
 import os
 import platform
@@ -18,7 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from pytest_cudaforge import hardware
-from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
+from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation import backward, host_profiling, profiling
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.builder import Builder
@@ -108,7 +110,8 @@ _KEEP_ROTATION_BYTES = 1 << 30
 class EvaluatorSettings:
     """``device``: "cpu" or "cuda:N". ``arch`` None: the device's own. ``hang_limit_s`` None: from the reference's time,
     at least 10 s. ``timing_budget_s`` is per candidate, over all its workloads. ``allow`` None: the target's own.
-    ``keep_blocks``: timings hold every block they were reckoned from."""
+    ``keep_blocks``: timings hold every block they were reckoned from. ``workloads``: names or patterns of those that
+    count, None: all."""
 
     device: str = "cpu"
     arch: str | None = None
@@ -123,6 +126,7 @@ class EvaluatorSettings:
     keep_blocks: bool = False
     #: False: nothing will be timed, so that no ceilings need to be measured.
     times: bool = True
+    workloads: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -227,7 +231,7 @@ class Evaluator:
         with known.lock:
             if known.facts is None:
                 with self.lease.work():
-                    known.facts = self.oracle.facts(target)
+                    known.facts = _matching(self.oracle.facts(target), self.settings.workloads)
             return known.facts
 
     def lint(self, target: Target) -> tuple[str, ...]:
@@ -649,6 +653,7 @@ class _Attempt:
                 self.build = kitchen.build
                 if not isinstance(kitchen, Workshop):
                     self._label(None)
+                    self._build_others(kitchen)
                 self.verification = self._verifier(kitchen).verify(self._products)
                 if self.facts.grad:
                     self._verify_backward(kitchen)
@@ -664,6 +669,16 @@ class _Attempt:
                 raise
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
+
+    def _build_others(self, kitchen: Kitchen) -> None:
+        """A probe is served where some workload's build has its kernels, chosen or not: what was found where all were
+        verified together must be found again."""
+        if self.guard is None or self.guard.drawn_shapes_only:
+            return
+        for workload in self.facts.workloads:
+            if workload not in self.workloads:
+                with contextlib.suppress(Refusal):
+                    kitchen.produce(workload)
 
     def _verify_backward(self, kitchen: Kitchen | Workshop) -> None:
         """Where the target asks for gradients: those of ``plan_backward``, if the candidate has one. Raises Refusal."""
@@ -1075,6 +1090,19 @@ def _clocks_apart(result: WorkloadTiming) -> list[str]:
     if abs(apart) <= _CLOCKS_AGREE:
         return []
     return [f"{result.workload}: the supervisor's clock tells {apart:+.1%} of what device events do for the same calls"]
+
+
+def _matching(facts: TargetFacts, patterns: Sequence[str] | None) -> TargetFacts:
+    """The facts with the workloads that a pattern fits. Raises TargetError where none does."""
+    if patterns is None:
+        return facts
+    chosen = tuple(one for one in facts.workloads if any(fnmatch.fnmatchcase(one.name, p) for p in patterns))
+    if not chosen:
+        names = ", ".join(workload.name for workload in facts.workloads)
+        raise TargetError(
+            f"{facts.target_id} has no workload like {' or '.join(patterns)}", expected=f"some of {names}"
+        )
+    return replace(facts, workloads=chosen, chosen=len(chosen) < len(facts.workloads))
 
 
 def _chosen(facts: TargetFacts, names: Sequence[str] | None) -> list[WorkloadFacts]:

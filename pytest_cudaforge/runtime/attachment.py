@@ -65,6 +65,13 @@ class Dispatch:
         self.names = guards.parameter_names(reference, method=kind is not None)
         self._warned: set[str] = set()
 
+    def best_first(self, inputs: guards.Inputs) -> list[Kernel | Configured]:
+        """The kernels in the order in which a call with these inputs tries them; a kernel goes before the compiler."""
+        if len(self.kernels) == 1:
+            return list(self.kernels)
+        order = guards.ranked([kernel.entry for kernel in self.kernels], inputs, self.names)
+        return sorted((self.kernels[place] for place in order), key=lambda kernel: isinstance(kernel, Configured))
+
     def warn_once(self, kernel: Kernel | Configured, error: ForgeError) -> None:
         """One warning per kernel and process, however many modules and signatures meet it."""
         if kernel.entry.directory not in self._warned:
@@ -330,7 +337,7 @@ class Attachment:
         paths = [path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
         training = getattr(site.module, "training", None)
         reasons = []
-        for kernel in self._dispatch.kernels:
+        for kernel in self._dispatch.best_first(inputs):
             try:
                 facts = device_facts(device)
                 reason = place_reason(kernel, facts) or guards.refusal(

@@ -240,9 +240,11 @@ class _Run:
         entries = lookup.entries_for(target, located)
         if not entries:
             return f"no forged kernel for it in {located.path}"
-        stale = lookup.staleness(target, entries[0])
-        if stale:
-            return stale
+        # Kernels for other workloads may have been forged at other times.
+        stale = [lookup.staleness(target, entry) for entry in entries]
+        entries = tuple(entry for entry, reason in zip(entries, stale, strict=True) if not reason)
+        if not entries:
+            return stale[0]
         is_class = isinstance(target, type)
         reference = _own_forward(target) if is_class else target
         kernels, reasons = _kernels(entries, located, reference)

@@ -228,7 +228,8 @@ def _fitting(
     spec = _redescribed(form.spec, dict(zip(state, tensors[len(paths) :], strict=True)))
     training = spec["attributes"].get("training") if spec is not None else None
     reasons = []
-    for kernel in form.kernels:
+    order = guards.ranked([kernel.entry for kernel in form.kernels], inputs, form.names)
+    for kernel in (form.kernels[place] for place in order):
         reason = place_reason(kernel, facts) or guards.refusal(kernel.entry, inputs, form.names, training)
         if not reason:
             signature = Signature.of(args, kwargs, spec, facts, kernel.entry.language)

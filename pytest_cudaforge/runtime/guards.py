@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from pytest_cudaforge.runtime.circumstances import same
 from pytest_cudaforge.runtime.manifest import Entry
 from pytest_cudaforge.runtime.signature import Leaf
 
-__all__ = ["named_paths", "parameter_names", "refusal", "was_drawn"]
+__all__ = ["named_paths", "parameter_names", "ranked", "refusal", "was_drawn"]
 
 Inputs = Sequence[tuple[str, Leaf]]
 
@@ -61,6 +62,42 @@ def was_drawn(entry: Entry, inputs: Inputs, names: Sequence[str]) -> bool:
     """Whether exactly these shapes, dtypes, strides and values belong to a verified workload."""
     call = named_paths(inputs, names)
     return any(_equal(named_paths(workload.inputs, names), call) for workload in entry.workloads)
+
+
+def ranked(entries: Sequence[Entry], inputs: Inputs, names: Sequence[str]) -> list[int]:
+    """The places of ``entries``, the one to try first in front.
+
+    The nearest verified workload says most about this call, so the entry that has it comes first; of equally near ones
+    the one that was measured faster there. What is left is decided by name: the same call takes the same kernel always.
+    """
+    call = named_paths(inputs, names)
+
+    def order(place: int) -> tuple[float, float, str]:
+        entry = entries[place]
+        found = [
+            (_distance(named_paths(workload.inputs, names), call), -(workload.speedup_eager or 0.0))
+            for workload in entry.workloads
+        ]
+        return (*min(found, default=(math.inf, 0.0)), entry.directory)
+
+    return sorted(range(len(entries)), key=order)
+
+
+def _distance(drawn: Mapping[str, Leaf], call: Mapping[str, Leaf]) -> float:
+    """How far apart the sizes of two calls are: the sum of |log2| ratios of their dimensions; infinite for another
+    dtype, rank or set of arguments."""
+    if drawn.keys() != call.keys():
+        return math.inf
+    total = 0.0
+    for path, was in drawn.items():
+        now = call[path]
+        if isinstance(was, TensorSpec) and isinstance(now, TensorSpec):
+            if was.dtype != now.dtype or len(was.shape) != len(now.shape):
+                return math.inf
+            total += sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(was.shape, now.shape, strict=True))
+        elif isinstance(was, TensorSpec) or isinstance(now, TensorSpec) or not same(now, was):
+            return math.inf
+    return total
 
 
 def _equal(drawn: Mapping[str, Leaf], call: Mapping[str, Leaf]) -> bool:

@@ -68,11 +68,13 @@ class Entry:
     prepared: bool = False
     #: Whether its gradients were verified; None where the target asked for none.
     backward: bool | None = None
+    #: "" where it was forged for all workloads of its target, else what tells it from the target's other kernels.
+    variant: str = ""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What makes an entry unique: a target has one kernel per language and arch."""
-        return (self.target, self.language, self.arch)
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes an entry unique: a target has one kernel per language, arch and choice of workloads."""
+        return (self.target, self.language, self.arch, self.variant)
 
     def sources(self, manifest_path: Path) -> dict[str, str]:
         """File name -> text, each checked against its digest. Raises :class:`ConfigError` naming the file."""
@@ -164,10 +166,12 @@ def _unwritable(path: Path, error: OSError) -> PublishError:
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
-    """The record without what only targets with gradients have."""
+    """The record without what only targets with gradients have, or with several kernels."""
     data: dict[str, Any] = to_json(entry)
     if entry.backward is None:
         del data["backward"]
+    if not entry.variant:
+        del data["variant"]
     return data
 
 

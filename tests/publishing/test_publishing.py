@@ -72,6 +72,21 @@ def test_a_winner_is_published_as_files_and_manifest(tmp_path: Path) -> None:
     assert (entry.arch, entry.workloads[0].speedup_eager, entry.torch) == ("cpu", 2.0, "2.13.0")
 
 
+def test_a_kernel_for_some_workloads_is_published_beside_the_others(tmp_path: Path) -> None:
+    first, target = published(tmp_path), make_target(tmp_path)
+    facts = make_facts(target)
+    items = [first]
+    for name in ("half", "Long, half"):
+        some = replace(facts, chosen=True, workloads=(replace(facts.workloads[0], name=name),))
+        items += [publish(winning_trace(text=name), target, some, tmp_path / "forged") for _ in range(2)]
+    entries = Manifest.load(tmp_path / "forged" / "manifest.json").entries
+    assert sorted(entry.key for entry in entries) == sorted({item.entry.key for item in items})
+    assert len({entry.directory for entry in entries}) == len(entries) == 3
+    assert first.entry.variant == "" and items[-1].entry.variant.startswith("long_half-")
+    for item in items:
+        assert item.entry.sources(tmp_path / "forged" / "manifest.json")["plan.py"]
+
+
 def test_a_profile_is_published_without_the_paths_of_this_machine(tmp_path: Path) -> None:
     trace = winning_trace()
     assert trace.final is not None

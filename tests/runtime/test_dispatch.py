@@ -31,6 +31,7 @@ from pytest_cudaforge.errors import ConfigError, UsageError
 from pytest_cudaforge.languages import load
 from pytest_cudaforge.records import Guard
 from pytest_cudaforge.runtime.dispatch import ForgeWarning, restore
+from pytest_cudaforge.runtime.manifest import Manifest
 
 pytestmark = pytest.mark.skipif(bool(load("cpp").availability()), reason=load("cpp").availability() or "g++ is here")
 
@@ -1286,3 +1287,42 @@ def test_an_entry_may_be_found_by_its_path(tmp_path: Path) -> None:
     model = repo.module.RMSNorm(64).eval()
     apply(model)
     assert ran(model, X) == "kernel"
+
+
+# -- several kernels of one target -----------------------------------------------------------------------------
+
+
+def test_the_kernel_that_was_measured_fastest_nearby_serves_a_call(tmp_path: Path) -> None:
+    """Factors tell which: 2 was drawn at 4 rows, 3 at 4 and 512 rows, 5 in float64, and 7 is stale."""
+    repo = Repo(tmp_path)
+    calls = {2: [torch.randn(4, 64)], 3: [torch.randn(4, 64), torch.randn(512, 64)], 5: [torch.randn(4, 64).double()]}
+    for factor, drawn in calls.items():
+        kernel = RMS_KERNEL.replace("= 2 *", f"= {factor} *")
+        kernel = kernel.replace("float*", "double*") if factor == 5 else kernel
+        changes: dict[str, Any] = {"variant": f"v{factor}"} if factor != 3 else {}
+        repo.forge("RMSNorm", kernel, RMS_PLAN, *((x,) for x in drawn), **changes)
+    stale = RMS_KERNEL.replace("= 2 *", "= 7 *")
+    repo.forge("RMSNorm", stale, RMS_PLAN, (torch.randn(9, 64),), variant="v7", source_digest="0" * 64)
+    _set_speedups(repo.manifest, {"v2": 3.0, "": 2.0, "v5": 1.5, "v7": 9.0})
+    report = apply(model := repo.module.RMSNorm(64).eval())
+    assert report.swapped[0].kernel.count(",") == 2
+    served = {rows: _factor(model, torch.randn(rows, 64)) for rows in (4, 5, 300, 512, 2000)}
+    assert served == {4: 2, 5: 2, 300: 3, 512: 3, 2000: 3}
+    assert _factor(model.double(), torch.randn(4, 64).double()) == 5
+    assert report.fallbacks == {}
+
+
+def _set_speedups(manifest: Path, speedups: dict[str, float]) -> None:
+    loaded = Manifest.load(manifest)
+    entries = [
+        replace(e, workloads=tuple(replace(w, speedup_eager=speedups[e.variant]) for w in e.workloads))
+        for e in loaded.entries
+    ]
+    loaded.merged(entries).write(manifest)
+
+
+def _factor(model: Any, x: Any) -> int:
+    with torch.no_grad():
+        output = model(x)
+        expected = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + model.eps) * model.weight
+    return round(float((output / expected).median()))

@@ -52,6 +52,22 @@ def test_merging_replaces_the_same_key_and_keeps_the_others(tmp_path: Path) -> N
     assert merged.find("layers.py::Scale", arch="sm_90") == (other,)
 
 
+def test_kernels_for_other_workloads_live_beside_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    half = replace(ENTRY, variant="half-3f9a1c", directory="scale-3f9a1c/cpu-half-3f9a1c")
+    merge(path, [ENTRY, half])
+    merged = merge(path, [replace(half, torch="2.14.0")])
+    assert [(entry.variant, entry.torch) for entry in merged.entries] == [("", "2.13.0"), ("half-3f9a1c", "2.14.0")]
+    assert Manifest.load(path) == merged
+
+
+def test_an_entry_without_variants_reads_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    merge(path, [ENTRY])
+    assert "variant" not in json.loads(path.read_text())["entries"][0]
+    assert Manifest.load(path).entries[0].variant == ""
+
+
 def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     script = (
