@@ -173,13 +173,22 @@ from pytest_cudaforge.plan import empty, launch
 def plan(x):
     rows, cols = x.shape
     top, count = empty((rows,), x.dtype), empty((rows,), "int64")
-    launch("pair", args=(x, top, count, rows, cols))
+    launch("pair", args=(x, top, count, rows, cols), constants={"EVEN": int(cols == 64)})
     return {"top": top, "count": count}
 """
     good = _evaluate(evaluator, repo, Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan}), "::pair")
     assert good.status is Status.PASSED, good.reason
     assert good.verification is not None
     assert {case.workload for case in good.verification.cases} == {"default", "wide"}
+    # A probe of one workload has the constants of the other: both are known, whichever is verified alone.
+    known = good.verification.guard
+    assert not known.drawn_shapes_only
+    target, candidate = find(repo, "::pair"), Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan})
+    alone = evaluator.evaluate(candidate, target, timing=False, workloads=["default"], guard=known).verification
+    assert alone is not None and alone.guard == known
+    assert {case.workload for case in alone.cases} == {"default"}
+    with pytest.raises(ConfigError, match="narrow"):
+        evaluator.evaluate(candidate, target, timing=False, workloads=["narrow"])
     wrong = Candidate.of("cpp", {"kernel.cpp": source.replace("n += v > 0", "n += v >= -1"), "plan.py": plan})
     bad = _evaluate(evaluator, repo, wrong, "::pair")
     assert (bad.status, "out.count" in bad.reason) == (Status.INCORRECT_NUMERICAL, True)
