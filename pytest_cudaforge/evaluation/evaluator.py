@@ -7,6 +7,7 @@ the secrets, the deciding clock and the build cache; everything else happens in 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import os
 import platform
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from pytest_cudaforge import hardware
-from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError
+from pytest_cudaforge.errors import BuildFailure, ConfigError, DeviceError, ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation import backward, host_profiling, profiling
 from pytest_cudaforge.evaluation import timing as statistics
 from pytest_cudaforge.evaluation.builder import Builder
@@ -109,7 +110,8 @@ _KEEP_ROTATION_BYTES = 1 << 30
 class EvaluatorSettings:
     """``device``: "cpu" or "cuda:N". ``arch`` None: the device's own. ``hang_limit_s`` None: from the reference's time,
     at least 10 s. ``timing_budget_s`` is per candidate, over all its workloads. ``allow`` None: the target's own.
-    ``keep_blocks``: timings hold every block they were reckoned from."""
+    ``keep_blocks``: timings hold every block they were reckoned from. ``workloads``: names or patterns of those that
+    count, None: all."""
 
     device: str = "cpu"
     arch: str | None = None
@@ -124,6 +126,7 @@ class EvaluatorSettings:
     keep_blocks: bool = False
     #: False: nothing will be timed, so that no ceilings need to be measured.
     times: bool = True
+    workloads: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -228,7 +231,7 @@ class Evaluator:
         with known.lock:
             if known.facts is None:
                 with self.lease.work():
-                    known.facts = self.oracle.facts(target)
+                    known.facts = _matching(self.oracle.facts(target), self.settings.workloads)
             return known.facts
 
     def lint(self, target: Target) -> tuple[str, ...]:
@@ -1087,6 +1090,19 @@ def _clocks_apart(result: WorkloadTiming) -> list[str]:
     if abs(apart) <= _CLOCKS_AGREE:
         return []
     return [f"{result.workload}: the supervisor's clock tells {apart:+.1%} of what device events do for the same calls"]
+
+
+def _matching(facts: TargetFacts, patterns: Sequence[str] | None) -> TargetFacts:
+    """The facts with the workloads that a pattern fits. Raises TargetError where none does."""
+    if patterns is None:
+        return facts
+    chosen = tuple(one for one in facts.workloads if any(fnmatch.fnmatchcase(one.name, p) for p in patterns))
+    if not chosen:
+        names = ", ".join(workload.name for workload in facts.workloads)
+        raise TargetError(
+            f"{facts.target_id} has no workload like {' or '.join(patterns)}", expected=f"some of {names}"
+        )
+    return replace(facts, workloads=chosen, chosen=len(chosen) < len(facts.workloads))
 
 
 def _chosen(facts: TargetFacts, names: Sequence[str] | None) -> list[WorkloadFacts]:
