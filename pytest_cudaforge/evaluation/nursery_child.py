@@ -7,8 +7,10 @@ a GPU's driver enters this process. Single-threaded but for libraries that mind 
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import random
@@ -21,6 +23,8 @@ from pytest_cudaforge.evaluation import oracle_child
 __all__ = ["main"]
 
 MAX_MESSAGE_BYTES = 1 << 16
+#: What an oracle loads only when it times something; none of it asks a driver anything.
+_PRELOADED = ("cuda.bindings.driver", "pytest_cudaforge.evaluation.event_clock")
 #: By so much the memory of two children may be shifted against each other at most.
 _HEAP_BYTES, _MAPPED_PAGES = 1 << 20, 512
 
@@ -29,6 +33,9 @@ def main() -> NoReturn:
     """Serve until the supervisor's end closes. ``argv``: the descriptor of the control socket."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     control.send(b"{}")
