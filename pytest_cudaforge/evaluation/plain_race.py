@@ -291,11 +291,12 @@ class PlainRace:
 
     def _warmed(self, parties: Mapping[str, Party]) -> int:
         """Page faults, thread pools and clocks; then how many calls a turn makes, of both equally many."""
-        call_ns = min(
-            max(1.0, min(party.turn(self.pace.slice_ns / 4) for _ in range(_WARMING_TURNS[self.device])))
-            for party in parties.values()
-        )
-        return parties[_HEAD].calls_in(self.pace.slice_ns, call_ns)
+        calls = 1
+        for _ in range(_WARMING_TURNS[self.device]):
+            for party in parties.values():
+                party.turn(self.pace.slice_ns)
+                calls = max(calls, party.calls)
+        return calls
 
     def _event_block(self, number: int, parties: Mapping[str, Party], calls: int, deadline: float) -> Block | None:
         load = self._watch.load() if self._watch is not None else None
