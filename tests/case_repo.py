@@ -48,7 +48,7 @@ extern "C" __global__ void affine(const float* __restrict__ x, float* __restrict
 DRAWN = Guard(contiguous_only=True, align_bytes=16, drawn_shapes_only=True)
 STATES = (
     *("Fine", "Changed", "Gone", "Moved", "Tampered", "Missing", "OldTorch"),
-    *("Elsewhere", "Renamed", "Redrawn", "Grown", "Wider", "Wrong"),
+    *("Elsewhere", "Renamed", "Redrawn", "Grown", "Shared", "Wider", "Wrong"),
 )
 #: Says at the end of a run whether its process had any children.
 CONFTEST = """
@@ -81,9 +81,11 @@ def entry(
     kernel: str = KERNEL,
     names: tuple[str, ...] = ("default",),
     arch: str = "cpu",
+    variant: str = "",
 ) -> Entry:
     """Commit a kernel for a target, as publishing would after a verdict."""
-    place = folder / "forged" / target.qualname / arch
+    directory = f"{target.qualname}/{arch}" + (f"-{variant}" if variant else "")
+    place = folder / "forged" / directory
     place.mkdir(parents=True)
     host = arch == "cpu"
     files = {"kernel.cpp" if host else "kernel.cu": kernel, "plan.py": PLAN if host else CUDA_PLAN}
@@ -99,7 +101,8 @@ def entry(
         source_digest=target.digest,
         language="cpp" if host else "cuda",
         arch=arch,
-        directory=f"{target.qualname}/{arch}",
+        directory=directory,
+        variant=variant,
         files=tuple(EntryFile(name, hashlib.sha256(text.encode()).hexdigest()) for name, text in files.items()),
         guard=DRAWN,
         workloads=tuple(workload(name, *shapes[name]) for name in names),
@@ -112,7 +115,7 @@ def entry(
 
 def write(folder: Path) -> None:
     """One kernel in each state; its target's name says which."""
-    known = targets(folder, *STATES, wide=("Fine", "Grown"))
+    known = targets(folder, *STATES, wide=("Fine", "Grown", "Shared"))
     made = {name: entry(folder, target) for name, target in known.items() if name not in ("Fine", "Wrong", "Elsewhere")}
     made["Fine"] = entry(folder, known["Fine"], names=("default", "wide"))
     made["Elsewhere"] = entry(folder, known["Elsewhere"], kernel=CUDA_KERNEL, arch="sm_42")
@@ -127,6 +130,7 @@ def write(folder: Path) -> None:
         "Wider": {"guard": replace(DRAWN, drawn_shapes_only=False)},
     }
     entries = [replace(made[name], **changes.get(name, {})) for name in STATES]  # type: ignore[arg-type]
+    entries.append(entry(folder, known["Shared"], names=("wide",), variant="wide"))
     Manifest(tuple(entries)).write(folder / "forged" / "manifest.json")
     (folder / "forged" / "Tampered" / "cpu" / "kernel.cpp").write_text(KERNEL + "// harmless\n")
     (folder / "forged" / "Missing" / "cpu" / "kernel.cpp").unlink()

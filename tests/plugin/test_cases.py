@@ -105,6 +105,12 @@ def test_a_workload_that_came_later_is_warned_of(plain: Run) -> None:
     assert "layers.py::Grown: its kernel has no verdict on 'wide'; forge again" in plain.output
 
 
+def test_two_kernels_share_the_workloads_of_a_target(plain: Run) -> None:
+    assert plain.of("Shared") == plain.of("Shared", "wide") == ("passed", "")
+    assert "forged/Shared/cpu-wide/plan.py::case[wide] PASSED" in plain.output
+    assert "layers.py::Shared: its kernel has no verdict" not in plain.output
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("Tampered", "kernel.cpp: differs from what was verified"), ("Missing", "kernel.cpp: cannot be read")],
@@ -128,9 +134,9 @@ def test_a_kernel_that_is_used_where_it_fails_is_told(plain: Run) -> None:
 
 def test_what_is_not_run_costs_no_child(repo: Path) -> None:
     deselected = pytest_in(repo, "-p", "no:cacheprovider", "-m", "not cudaforge").stdout
-    assert "1 passed, 14 deselected" in deselected and "CHILDREN 0\n" in deselected
+    assert "1 passed, 16 deselected" in deselected and "CHILDREN 0\n" in deselected
     listed = pytest_in(repo, "-p", "no:cacheprovider", "--collect-only", "-q", "-k", "cpp and Fine and wide").stdout
-    assert "::case[wide]" in listed and "1/15 tests collected" in listed and "CHILDREN 0\n" in listed
+    assert "::case[wide]" in listed and "1/17 tests collected" in listed and "CHILDREN 0\n" in listed
 
 
 def test_a_manifest_of_a_newer_format_is_an_error_with_its_name(tmp_path: Path) -> None:
