@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pytest_cudaforge import guard, hardware, machine, merge_base, trusted
+from pytest_cudaforge import guard, hardware, machine, merge_base, reach, trusted
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import DeviceError, OracleError, StaleEntry, UsageError
 from pytest_cudaforge.guard import Circumstances, Finding, Promises, Thresholds
@@ -261,8 +261,9 @@ class GuardSession:
         if base is None:
             reason = "new: the merge base has nothing to compare it with"
             return replace(record, outcome="skipped", reason=reason, text=reason)
-        if base.digest == target.digest:
-            reason = "its source, and what it uses of the repo, is the merge base's"
+        changed = reach.difference(target, base, self.python_paths)
+        if not changed:
+            reason = "all that its import runs of the repo is the merge base's"
             return replace(record, outcome="pass", reason=reason, text=reason, since=self.base.commit.short)
         device = hardware.choose(self.settings.device)
         runner, evaluator = self._runner_of(device), self._evaluator(device)
@@ -275,7 +276,7 @@ class GuardSession:
             None,
         )
         self.raced.append(Raced(target, target.digest, "", runner, races, findings))
-        record = replace(record, arch=runner.facts.arch, changes=changes, notes=notes)
+        record = replace(record, arch=runner.facts.arch, changes=changes, notes=(*notes, changed))
         apart = [f"{race.workload or 'all workloads'}: {race.disturbed}" for race in races if not race.blocks]
         answer = self._answer(runner, record, findings, [*apart, *(note for race in races for note in race.notes)])
         # A workload that cannot be compared is not one that passed.
