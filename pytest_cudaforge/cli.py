@@ -266,8 +266,8 @@ def profile_document(evaluation: Evaluation, page: str) -> dict[str, Any]:
     """What ``profile`` found, as the stable JSON contract: within a version fields are added, never renamed or removed.
 
     ``profile`` is the record and ``evidence`` the page as text, null and "" where the verdict is not ``PASSED``.
-    ``bounds``: what bounds each of the candidate's kernels, with the figures and source lines that show it.
-    ``verdict`` is the document of ``evaluate``.
+    ``bounds``: what bounds the candidate's kernels, and a library's that takes much of the time, with the figures and
+    source lines that show it. ``verdict`` is the document of ``evaluate``.
     """
     from pytest_cudaforge.hardware.diagnosis import diagnose
     from pytest_cudaforge.records import to_json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,8 +63,8 @@ def plan(module, x):
 """
 
 
-def reply(kernel: str) -> str:
-    return f"```cpp kernel.cpp\n{kernel}\n```\n\n```python plan.py\n{PLAN}\n```\n"
+def reply(kernel: str, plan: str = PLAN) -> str:
+    return f"```cpp kernel.cpp\n{kernel}\n```\n\n```python plan.py\n{plan}\n```\n"
 
 
 GOOD = {"parallel": "", "scale": "* w[c]"}
@@ -72,12 +73,29 @@ CODER = [
     reply(KERNEL % {**GOOD, "scale": ""}),
     reply(KERNEL % GOOD),
     reply(KERNEL % {**GOOD, "parallel": "#pragma omp parallel for"}),
+    # Two optimizations with their corrections, and a third one, that all come to nothing: no plan.
+    *(reply(KERNEL % GOOD, f"{number}") for number in range(7)),
 ]
 CORRECTION = '{"issue": "wrong", "why": "it is", "fix": "mend it"}'
-OPTIMIZATION = (
-    '{"bottleneck": "one thread", "method": "OpenMP", "place": "peak_norm", "plan": "a parallel loop over rows", '
-    '"expected_speedup": 1.8, "cites": ["1 launch"]}'
-)
+
+
+def optimization(bottleneck: str, method: str, plan: str) -> str:
+    told = {"bottleneck": bottleneck, "method": method, "place": "peak_norm", "plan": plan}
+    return json.dumps({**told, "expected_speedup": 1.8, "cites": ["1 launch"]})
+
+
+JUDGE = [
+    CORRECTION,
+    CORRECTION,
+    optimization("one thread", "OpenMP", "a parallel loop over rows"),
+    optimization("stores", "streaming writes past the caches", "non-temporal intrinsics for y"),
+    CORRECTION,
+    CORRECTION,
+    optimization("the maximum", "several partial maxima", "unroll the reduction and join at its end"),
+    CORRECTION,
+    CORRECTION,
+    optimization("division", "reciprocal once per row", "multiply instead of dividing"),
+]
 
 
 @pytest.fixture
@@ -89,17 +107,22 @@ def evaluator(tmp_path: Path) -> Iterator[Evaluator]:
 def test_from_a_marked_module_to_a_published_kernel(tmp_path: Path, evaluator: Evaluator) -> None:
     (tmp_path / "layers.py").write_text(textwrap.dedent(TARGET))
     (target,) = discover([tmp_path], tmp_path).targets
-    config = configs.load({"device": "cpu", "rounds": 4, "min_headroom": 0, "roofline_stop": 99}, root=tmp_path)
-    model = ScriptedModel({"coder": CODER, "judge": [CORRECTION, CORRECTION, OPTIMIZATION]})
+    limits = {"rounds": 11, "patience": 11, "min_headroom": 0, "roofline_stop": 99}
+    config = configs.load({"device": "cpu", **limits}, root=tmp_path)
+    model = ScriptedModel({"coder": CODER, "judge": JUDGE})
     result = forge_all([target], config, evaluator, models=Models(model, model))
     trace = result.traces[0]
     statuses = [entry.evaluation.status.value if entry.evaluation else entry.failure for entry in trace.rounds]
-    assert statuses == ["BUILD_ERROR", "INCORRECT_NUMERICAL", "PASSED", "PASSED"], trace.reason
+    assert statuses == ["BUILD_ERROR", "INCORRECT_NUMERICAL", "PASSED", "PASSED", *7 * ["BUILD_ERROR"]], trace.reason
     assert trace.outcome in ("forged", "kept_reference"), trace.reason
     assert "weight" in model.requests[1].messages[-1].content, "the Judge sees the compiler's complaint"
-    page = model.requests[-2].messages[-1].content.partition("# Evidence")[2]
+    shown = [request.messages[-1].content for request in model.requests if request.role == "judge"]
+    page = shown[2].partition("# Evidence")[2]
     assert "`peak_norm` (own)" in page and "workload default, of this very candidate" in page, page
     assert "kernel.cpp:" in page.partition("The compiler remarks:")[2], page
+    # Two optimizations in a row brought nothing: the Judge plans anew, from a full look at the best.
+    assert "full profile of workload default" in shown[-1], shown[-1]
+    assert "plan anew, from this full profile" in shown[-1] and "The compiler remarks:" in shown[-1]
     subject = trace.rounds[2].evaluation
     assert subject is not None and subject.profile is not None
     assert subject.profile.candidate == subject.candidate
