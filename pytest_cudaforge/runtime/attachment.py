@@ -56,11 +56,16 @@ class Dispatch:
     """A target's reference and its kernels; shared by all modules of the class. ``kind`` is None for a function."""
 
     def __init__(
-        self, kind: type | None, reference: Callable[..., Any], kernels: Sequence[Kernel | Configured]
+        self,
+        kind: type | None,
+        reference: Callable[..., Any],
+        kernels: Sequence[Kernel | Configured],
+        graphs: bool = False,
     ) -> None:
         self.kind = kind
         self.reference = reference
         self.kernels = tuple(kernels)
+        self.graphs = graphs
         self.trains = any(kernel.entry.backward for kernel in kernels)
         self.names = guards.parameter_names(reference, method=kind is not None)
         self._warned: set[str] = set()
@@ -350,7 +355,8 @@ class Attachment:
                     reason = state_reason(loaded.main, loaded.prepare)
                 if not reason:
                     align_bytes = max(kernel.entry.guard.align_bytes, 1)
-                    call = BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes)
+                    graphs = self._dispatch.graphs
+                    call = BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes, graphs)
                     call.kernel = kernel
                     return call
             except ForgeError as error:

@@ -26,6 +26,7 @@ from pytest_cudaforge.plan import (
     scratch_layout,
 )
 from pytest_cudaforge.runtime.circumstances import Circumstances, Slot, tensor_in
+from pytest_cudaforge.runtime.graphs import FEWEST_STEPS, PlanGraphs
 from pytest_cudaforge.runtime.replay import Bound, Program
 
 __all__ = [
@@ -98,7 +99,8 @@ def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], torch.T
 class BoundCall:
     """``run`` takes the tensors of one call in the order of :func:`runtime.signature.flatten_call`.
 
-    ``align_bytes`` is the guard's: a misaligned input or weight goes to the reference.
+    ``align_bytes`` is the guard's: a misaligned input or weight goes to the reference. ``graphs``: a plan of several
+    launches runs as a CUDA graph where its addresses come again.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class BoundCall:
         circumstances: Circumstances,
         device: torch.device,
         align_bytes: int = 1,
+        graphs: bool = False,
     ) -> None:
         self.circumstances = circumstances
         #: Dispatch's own: the kernel that this came from; its backward, or why there is none, once it was asked for.
@@ -127,11 +130,16 @@ class BoundCall:
         #: Whether the current device may be another one than the call's.
         self.several_devices = device.type == "cuda" and torch.cuda.device_count() > 1
         self._current_stream = stream_of(device)
+        worth = graphs and device.type == "cuda" and len(main.plan.steps) >= FEWEST_STEPS
+        self._graphs = PlanGraphs(main.run, self._empty, self._fresh, self._arena_bytes, self._arena) if worth else None
         self._choose_path()
 
     def _choose_path(self) -> None:
         self._single = self._whole and not self._written
-        self._direct = self._single and not (self._prepared or self._arena_bytes) and len(self._main.plan.buffers) > 1
+        if self._written:
+            self._graphs = None
+        special = self._prepared or self._arena_bytes or self._graphs
+        self._direct = self._single and not special and len(self._main.plan.buffers) > 1
         # Not where it would refer to this object: a circle would keep a deleted model's weights in memory.
         self._launch = self.launcher(self._input_count) if self._direct else None
 
@@ -235,6 +243,15 @@ class BoundCall:
         prepared = self._prepared.tensors(own) if self._prepared is not None else {}
         for index, source in self._fixed:
             addresses[index] = prepared[source].data_ptr()
+        stream = self._current_stream(self._index)
+        replayed = self._graphs.outputs(addresses, stream) if self._graphs is not None else None
+        fresh = replayed if replayed is not None else self._launched(addresses, stream)
+        if before:
+            self._settle(callers, before)
+        return fresh[0] if self._single else self._outputs(callers, fresh, prepared)
+
+    def _launched(self, addresses: list[int], stream: int) -> list[torch.Tensor]:
+        """Run the plan; its fresh outputs."""
         fresh = []
         for index, shape, strides, dtype in self._fresh:
             fresh.append(self._empty(shape, strides, dtype))
@@ -244,10 +261,8 @@ class BoundCall:
         base = arena.data_ptr() if arena is not None else 0
         for index, offset in self._arena:
             addresses[index] = base + offset
-        self._main.run(addresses, self._current_stream(self._index))
-        if before:
-            self._settle(callers, before)
-        return fresh[0] if self._single else self._outputs(callers, fresh, prepared)
+        self._main.run(addresses, stream)
+        return fresh
 
     def _settle(self, callers: dict[int, torch.Tensor], before: dict[int, torch.Tensor]) -> None:
         """After the first run: which tensors does the plan really write? Those count a version from now on."""

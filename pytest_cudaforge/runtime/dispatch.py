@@ -119,7 +119,9 @@ def _note(note: str) -> str:
 # -- apply -----------------------------------------------------------------------------------------------------
 
 
-def apply(model: torch.nn.Module | types.ModuleType, *, manifest: str | Path | None = None) -> ApplyReport:
+def apply(
+    model: torch.nn.Module | types.ModuleType, *, manifest: str | Path | None = None, graphs: bool = False
+) -> ApplyReport:
     """Let the targets in ``model`` run their forged kernels wherever these were verified; returns what was done.
 
     ``model`` is an ``nn.Module``, whose submodules (and itself) of a marked class are swapped in place; or a Python
@@ -130,10 +132,13 @@ def apply(model: torch.nn.Module | types.ModuleType, *, manifest: str | Path | N
     beside the target's own file and upwards to the folder its package is imported from (so a package finds what it
     ships), then from the working directory upwards to the repository's root. Applying again replaces what was applied.
 
+    ``graphs``: on a GPU, a plan of several launches is captured as a CUDA graph when a call with the same addresses
+    comes again, and its output is copied out of the graph's memory. Worth it for plans of many short launches.
+
     Raises UsageError for any other ``model``, ConfigError where ``manifest`` is given and cannot be read.
     """
     located = None if manifest is None else lookup.named_manifest(manifest)
-    run = _Run(located)
+    run = _Run(located, graphs)
     if isinstance(model, torch.nn.Module):
         for path, module in model.named_modules():
             run.module(path, module)
@@ -163,8 +168,8 @@ def restore(model: torch.nn.Module | types.ModuleType) -> None:
 class _Run:
     """One :func:`apply`: manifests found, dispatches made (one per class or function), rows of the report."""
 
-    def __init__(self, located: Located | None) -> None:
-        self._located = located
+    def __init__(self, located: Located | None, graphs: bool) -> None:
+        self._located, self._graphs = located, graphs
         self._dispatches: dict[Any, Dispatch | str] = {}
         self.swapped: list[Swapped] = []
         self.kept: list[Kept] = []
@@ -250,7 +255,7 @@ class _Run:
         kernels, reasons = _kernels(entries, located, reference)
         if not kernels:
             return "; ".join(reasons)
-        return Dispatch(target if is_class else None, reference, kernels)
+        return Dispatch(target if is_class else None, reference, kernels, self._graphs)
 
 
 def _kernels(

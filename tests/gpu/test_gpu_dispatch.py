@@ -209,6 +209,97 @@ def test_inference_mode_autocast_and_grad(tmp_path: Path) -> None:
     assert which(model.half(), x.half()) == "reference"
 
 
+def _graphs(model: Any) -> int:
+    """How many graphs the last call's plan has."""
+    return len(model.__dict__["_cudaforge_attachment"]._last.call._graphs._known)
+
+
+def test_a_plan_of_several_launches_as_a_graph(tmp_path: Path) -> None:
+    repo = forged(tmp_path, TWO_KERNELS, TWO_PLAN)
+    model = repo.module.RMSNorm(64).cuda().eval()
+    report = apply(model, graphs=True)
+    x = torch.randn(8, 64, device="cuda")
+    kept, wanted = [], []
+    with torch.no_grad():
+        for turn in range(12):
+            x.normal_()
+            if turn == 6:
+                model.weight.mul_(3)  # in place: the same address
+            if turn == 9:
+                model.weight.data = torch.rand(64, device="cuda")
+            kept.append(model(x))
+            with disabled():
+                wanted.append(2 * model(x))
+        assert _graphs(model) == 2
+        other = torch.randn(8, 64, device="cuda")
+        assert which(model, other) == "kernel"
+    torch.cuda.synchronize()
+    for output, expected in zip(kept, wanted, strict=True):  # none was written again by a later replay
+        assert torch.allclose(output, expected, rtol=1e-4, atol=1e-5)
+    assert set(report.fallbacks[""]) == {"inside disabled()"}
+
+
+def test_graphs_on_several_streams_and_threads(tmp_path: Path) -> None:
+    repo = forged(tmp_path, TWO_KERNELS, TWO_PLAN)
+    model = repo.module.RMSNorm(64).cuda().eval()
+    apply(model, graphs=True)
+    found: list[bool] = []
+
+    def work() -> None:
+        stream, x = torch.cuda.Stream(), torch.randn(64, 64, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream), torch.no_grad():
+            with disabled():
+                expected = 2 * model(x)
+            outputs = [model(x) for _ in range(50)]
+            stream.synchronize()
+        found.append(all(torch.allclose(output, expected, rtol=1e-4, atol=1e-5) for output in outputs))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 4
+
+
+def test_graphs_inside_the_callers_own_graph(tmp_path: Path) -> None:
+    repo = forged(tmp_path, TWO_KERNELS, TWO_PLAN)
+    model = repo.module.RMSNorm(64).cuda().eval()
+    report = apply(model, graphs=True)
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            model(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        x.normal_()
+        graph.replay()
+        assert report.fallbacks == {}
+        with disabled():
+            assert torch.allclose(y, 2 * model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inside_torch_compile(tmp_path: Path, mode: str) -> None:
+    repo = forged(tmp_path, TWO_KERNELS, TWO_PLAN)
+    model = repo.module.Net(depth=3).cuda().eval()
+    report = apply(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    with torch.no_grad():
+        for turn in range(4):
+            x = torch.randn(8, 64, device="cuda")
+            if turn == 2:
+                model.layers[0].weight.mul_(2)
+            assert torch.allclose(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+        with torch.inference_mode():
+            assert torch.allclose(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+    assert set(report.compiled["layers.0"]) == {"kernel"}
+    assert compiled(x).requires_grad  # compiled anew, from the reference
+
+
 def test_misaligned_inputs(tmp_path: Path) -> None:
     repo = forged(tmp_path, guard=Guard(align_bytes=16))
     model = repo.module.RMSNorm(64).cuda().eval()
