@@ -24,7 +24,7 @@ from pytest_cudaforge.records import DeviceFacts, Target
 from pytest_cudaforge.runtime.manifest import Manifest
 from pytest_cudaforge.wiring import cache_dir
 
-__all__ = ["guard_all"]
+__all__ = ["guard_all", "runner_of"]
 
 
 def guard_all(
@@ -59,12 +59,12 @@ def guard_all(
         publish(report)
         runners: dict[str, Runner] = {}
 
-        def runner_of(facts: DeviceFacts) -> Runner:
-            runners[facts.arch] = _runner(settings, facts)
+        def known(facts: DeviceFacts) -> Runner:
+            runners[facts.arch] = runner_of(settings, facts)
             return runners[facts.arch]
 
         paths = [str(path) for path in config.getini("pythonpath")]
-        with GuardSession(settings, config.rootpath, tree, runner_of, on_record, paths, dict(os.environ)) as session:
+        with GuardSession(settings, config.rootpath, tree, known, on_record, paths, dict(os.environ)) as session:
             decisions = [functools.partial(session.decide, kernel) for kernel in kernels]
             decisions += [functools.partial(_one, session, item, target) for item, target in modules]
             for decide in decisions:
@@ -93,7 +93,8 @@ def _settled(
     return settings, replace(report, changes=(*report.changes, *changes))
 
 
-def _runner(settings: ForgeConfig, facts: DeviceFacts) -> Runner:
+def runner_of(settings: ForgeConfig, facts: DeviceFacts) -> Runner:
+    """What calibration says of this machine, and the thresholds that follow from it and from the settings."""
     known, given = calibration.load(facts, cache_dir(os.environ)), settings.guard
     thresholds = calibration.thresholds_from(
         known,

@@ -72,6 +72,11 @@ class Runner:
     text: str
     fit: bool = True
 
+    @property
+    def told(self) -> str:
+        """``NVIDIA H200 (sm_90, id 1a2b3c4d), 16 cores of Intel Xeon: fit; false alarms 0 of 60, ...``"""
+        return f"{self.machine.hardware}: {self.text}"
+
 
 @dataclass(frozen=True)
 class BaseTree:

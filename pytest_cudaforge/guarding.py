@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cudaforge.discovery import NEVER, discover
-from pytest_cudaforge.errors import ForgeError, UsageError
+from pytest_cudaforge.errors import DeviceError, ForgeError, UsageError
 from pytest_cudaforge.forging import check_writable, exchange_file, forge_config, given_path, scan_paths
 from pytest_cudaforge.guard_items import GuardFile, GuardFolder, GuardItem
 from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport
@@ -247,7 +247,19 @@ class GuardRun:
         lines = [f"guard: against {self.base.ref} at {self.base.told}"]
         if self.base.is_head:
             lines.append("guard: HEAD is the merge base itself; --forge-base HEAD^ would hold it against its parent")
+        if not self.pytest_config.option.collectonly:
+            lines.append(f"guard: {self._runner_here()}")
         return lines
+
+    def _runner_here(self) -> str:
+        """What is known of the device that is raced on, as far as one can tell before anything was selected."""
+        from pytest_cudaforge import hardware
+        from pytest_cudaforge.guard_run import runner_of
+
+        try:
+            return runner_of(self.settings, hardware.detect_in_child(hardware.choose(self.settings.device))).told
+        except DeviceError as error:
+            return error.what
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:

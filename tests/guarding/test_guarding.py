@@ -29,6 +29,7 @@ UNCOMPILED = """
 @pytest.fixture
 def repo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Repo:
     """Three kernels of which none can be raced anywhere, so that nothing starts, and two guarded modules."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path.parent / "cache"))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -p no:cacheprovider -p no:xdist")
     made = guard_repo.repo(pytester.path)
     made.layers([layer("Tampered"), layer("Stale"), layer("Elsewhere"), layer("Plain", options="guard=True")])
@@ -84,6 +85,7 @@ def check_spoilt(repo: Repo, outlines: list[str]) -> None:
     text = "\n".join(outlines)
     for wanted in (
         "guard: against main at ",
+        "not calibrated (cudaforge calibrate",
         "differs from what was verified",
         "Stale has changed since its kernel was verified",
         "this kernel was made for sm_50",
@@ -233,7 +235,8 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Repo, s
     made.write({"pytest.ini": "[pytest]\naddopts = --forge-base HEAD\n", "conftest.py": CONFTEST + "\n# mine\n"})
     made.commit("perf: trust me")
     options = ("--forge-json=guard.json", "--junit-xml=junit.xml", "-rs", "-p", "no:cacheprovider")
-    yield made, pytest_in(made.root, "--forge-guard", *options)
+    # One thread: others would wait for each other on a busy machine.
+    yield made, pytest_in(made.root, "--forge-guard", *options, OMP_NUM_THREADS="1")
 
 
 def test_what_the_pull_request_changed_is_told_and_not_obeyed(
