@@ -11,8 +11,9 @@ sick_runner    :data:`FEWEST_PAST` earlier runs of the same reference (eager or 
                spread that chance does it once in a thousand runs, however many references the run has. One of many
                that is slow all by itself, its sitting's other reference not, says nothing of the runner.
 toolchain      :data:`FEWEST_FAST` earlier runs of the same kernel, byte by byte, in which it was surely faster than its
-               reference, on the same hardware, the last of them with another toolchain; now the whole 99 % interval
-               says slower, by more than the guard's thresholds, relative and absolute.
+               reference (one, where it was so by the guard's relative threshold), on the same hardware, the last of
+               them with another toolchain; now the whole 99 % interval says slower, by more than the guard's
+               thresholds, relative and absolute.
 drift          :data:`FEWEST_DRIFT` runs on the same hardware with the same toolchain, without a regression since; the
                last :data:`MOST_DRIFT` count. The median of the last third is above that of the first by :data:`DRIFT`
                and by the guard's absolute threshold, the middle third lies between, a trend test agrees, and the same
@@ -241,7 +242,7 @@ def _slow_since(past: _Past, now: Sequence[Measurement], limits: Thresholds) -> 
         slow = [(ratio.speedup, name, ratio) for name, ratio in _behind(measurement, limits)]
         if slow:
             _, name, ratio = min(slow)
-            found += _toolchain_alarm(past, measurement, name, ratio)
+            found += _toolchain_alarm(past, measurement, name, ratio, limits)
     return found
 
 
@@ -258,14 +259,14 @@ def _behind(now: Measurement, limits: Thresholds) -> list[tuple[str, Ratio]]:
     return found
 
 
-def _toolchain_alarm(past: _Past, now: Measurement, reference: str, ratio: Ratio) -> list[Alarm]:
+def _toolchain_alarm(past: _Past, now: Measurement, reference: str, ratio: Ratio, limits: Thresholds) -> list[Alarm]:
     earlier = past.like(now, _kernel, _target_source)
-    fast = [one for one in earlier if _surely_faster(one.speedup(reference))]
+    fast = [one for one in earlier if _faster(one, reference)]
     if not fast or fast[-1].run.machine.toolchain == now.run.machine.toolchain:
         return []
     before = fast[-1].run.machine.toolchain
     same = [one for one in fast if one.run.machine.toolchain == before]
-    if len(same) < FEWEST_FAST:
+    if len(same) < FEWEST_FAST and not _faster(same[-1], reference, by=limits.relative):
         return []
     was = statistics.median([one.speedup(reference).speedup for one in same])  # type: ignore[union-attr]
     changed = ", ".join(now.run.machine.toolchain.changes(before))
@@ -283,8 +284,10 @@ def _toolchain_alarm(past: _Past, now: Measurement, reference: str, ratio: Ratio
     return [Alarm("toolchain", (now.target,), text, advice, now.run.machine.text)]
 
 
-def _surely_faster(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.low > 1.0
+def _faster(measurement: Measurement, reference: str, by: float = 0.0) -> bool:
+    """With the whole interval."""
+    ratio = measurement.speedup(reference)
+    return ratio is not None and ratio.low > 1.0 + by
 
 
 def _moved(before: Sequence[Measurement], now: Measurement, party: str) -> str:

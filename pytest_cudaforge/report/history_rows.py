@@ -107,7 +107,7 @@ def _row(runs: Sequence[Measurement]) -> SeriesRow:
     row = SeriesRow(tuple(runs), (), tuple(_events(runs)))
     shown = [None if one.disturbed and row.calm else one for one in runs]
     parties = tuple(PartyRow(party, tuple(one.median_ns(party) if one else None for one in shown)) for party in order)
-    return dataclasses.replace(row, parties=parties)
+    return dataclasses.replace(row, parties=tuple(party for party in parties if party.last_ns is not None))
 
 
 def _events(runs: Sequence[Measurement]) -> list[Event]:

@@ -190,8 +190,12 @@ def test_a_kernel_that_never_was_faster_lost_nothing() -> None:
     assert kinds(like(slow, 0.005, 1, 5), [measurement(90, {**slow, "compile": 90_000.0}, machine=NEWER)]) == []
 
 
-def test_one_fast_run_is_luck() -> None:
-    assert kinds(like(CALM, 0.005, 1, 1), [measurement(90, LOST, machine=NEWER)]) == []
+def test_one_run_that_was_barely_faster_is_luck() -> None:
+    near = {**CALM, "compile": 81_600.0}
+    now = [measurement(90, {**near, "candidate": 86_000.0}, machine=NEWER)]
+    assert kinds(days(1, lambda _: near), now) == []
+    assert kinds(days(2, lambda _: near), now) == ["toolchain"]
+    assert kinds(days(1, lambda _: CALM), [measurement(90, LOST, machine=NEWER)]) == ["toolchain"]
 
 
 def test_the_alarm_stays_until_something_is_done() -> None:
