@@ -164,7 +164,7 @@ def _standing(profile: Profile) -> Iterator[_Line]:
 def _circumstances(profile: Profile) -> str:
     """Under which times of kernels were taken, for whoever compares them with those of the clock."""
     if any(name == IN_CALL_BYTES for kernel in profile.kernels for name, _, _ in kernel.metrics):
-        return "under the profiler, each kernel inside the call"
+        return "under the profiler, each kernel inside the call, one after the other"
     if profile.rung == "ncu" and len(profile.kernels) > 1:
         return "under the profiler, each kernel alone and from empty caches, which hides what the L2 would keep for it"
     return "under the profiler"

@@ -338,7 +338,8 @@ def render_timing(timing: Timing) -> str:
     lines = [f"Speedup {timing.speedup_eager:.3g}x vs eager{compiled} ({timing.decision})."]
     lines += [_workload_timing(line) for line in timing.workloads]
     if timing.own_share is not None and timing.own_share < 0.995:
-        lines.append(f"Own kernels take {timing.own_share:.0%} of the time, library calls the rest.")
+        alone = "what the library calls, timed by themselves, leave of it"
+        lines.append(f"Own kernels take {timing.own_share:.0%} of the time by the clock: {alone}.")
     if timing.note:
         lines.append(timing.note)
     return "\n".join(lines)

@@ -102,7 +102,7 @@ def test_where_a_library_takes_the_time_its_bound_and_metrics_are_told() -> None
     assert f"`{name[:61]}...` (library: to be replaced or fused): memory bandwidth" in text
     assert f"Other metrics of `{name[:61]}...`:\nlaunch__registers" in text
     counted = dataclasses.replace(library, metrics=(*library.metrics, ("in_call__dram_bytes", 1e6, "byte")))
-    assert "under the profiler, each kernel inside the call" in text_of(
+    assert "under the profiler, each kernel inside the call, one after the other: shares count" in text_of(
         dataclasses.replace(PROFILE, kernels=(counted, KERNEL))
     )
 
