@@ -33,16 +33,14 @@ _PATIENCE = 10.0
 class Party(Protocol):
     """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
     in order. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly ``calls`` calls,
-    from the first set on and without a warm-up, whatever they cost. ``measure`` is a turn of so many calls, which
-    ``calls_in`` a slice are, of a call that takes so long: parties that shall not be told apart make equally many."""
+    from the first set on and without a warm-up, whatever they cost. ``measure`` is a turn of so many calls: two parties
+    that shall not be told apart make equally many."""
 
     calls: int
 
     def turn(self, slice_ns: float, least: int = 1) -> float: ...
 
     def once(self, calls: int) -> float: ...
-
-    def calls_in(self, slice_ns: float, call_ns: float) -> int: ...
 
     def measure(self, calls: int) -> float: ...
 
@@ -95,10 +93,6 @@ class SlopeParty:
         self._position = calls % self._sets
         return self._request(calls, 0) / calls
 
-    def calls_in(self, slice_ns: float, call_ns: float) -> int:
-        least = self._fetched if self._fetched * call_ns < _PATIENCE * slice_ns else 1
-        return max(least, min(_MAX_CALLS, math.ceil(slice_ns / max(call_ns, 1.0))))
-
     def measure(self, calls: int) -> float:
         self.calls = calls
         once = self._run(calls)
@@ -144,15 +138,12 @@ class EventParty:
     def turn(self, slice_ns: float, least: int = 1) -> float:
         if not self._per_call_ns:
             self._per_call_ns = float(sorted(self._sample(3, True))[1])
-        value = self.measure(max(least, self.calls_in(slice_ns, self._per_call_ns)))
+        value = self.measure(max(3, least, min(15, int(slice_ns / max(self._per_call_ns, 1.0)))))
         self._per_call_ns = max(value, 1.0)
         return value
 
     def once(self, calls: int) -> float:
         return float(statistics.median(self._sample(calls, False)))
-
-    def calls_in(self, slice_ns: float, call_ns: float) -> int:
-        return max(3, min(15, int(slice_ns / max(call_ns, 1.0))))
 
     def measure(self, calls: int) -> float:
         self.calls = calls

@@ -22,7 +22,7 @@ from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.parties import Clock, Party, request_ns
 from pytest_cudaforge.evaluation.pressure import CoreUsers, ForeignLoad
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.evaluation.sitting import Pace, Sitting, Table
+from pytest_cudaforge.evaluation.sitting import Incumbent, Pace, Sitting, Table
 from pytest_cudaforge.evaluation.timing import (
     FOREIGN,
     Block,
@@ -35,6 +35,8 @@ __all__ = ["BaseFailed", "Contest", "Diary", "RacePace", "Reference", "block_ord
 
 #: What a candidate's promises are about.
 Reference = Literal["eager", "compile"]
+#: The candidate's arena and the base's.
+_Tables = tuple[Table, "Table | None"]
 _PARTIES = ("candidate", "base", "eager", "compile")
 
 _Result = TypeVar("_Result")
@@ -46,6 +48,8 @@ _WARMING_TURNS = {"cpu": 3, "cuda": 1}
 #: A turn in which somebody waited for a core for no longer than this share of it had the machine to itself. So many of
 #: them make a block, at least so many; they are looked for in at most so many rounds of two turns each.
 _QUIET, _QUIET_TURNS, _FEWEST_QUIET, _MOST_ROUNDS = 0.02, 8, 4, 20
+#: Buffers up to so many bytes are drawn anew for each process where candidate and base cannot share them.
+_REDRAWN_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 #: A race's candidate was verified; what takes so long on a busy machine is not yet a hang.
 HANG_LIMIT_S = 60.0
 #: What is worth a thought, as a log-ratio and in ns (see guard.Thresholds); near it more processes may tell.
@@ -181,9 +185,6 @@ class _BaseParty:
     def once(self, calls: int) -> float:
         return _base_s(lambda: self._party.once(calls))
 
-    def calls_in(self, slice_ns: float, call_ns: float) -> int:
-        return self._party.calls_in(slice_ns, call_ns)
-
     def measure(self, calls: int) -> float:
         return _base_s(lambda: self._party.measure(calls))
 
@@ -221,12 +222,10 @@ class Contest(Sitting):
         users = CoreUsers() if self.device == "cpu" else None
         try:
             with contextlib.ExitStack() as stack:
-                with self._diary.phase("arenas"):
-                    table, beside = stack.enter_context(self._tables())
+                kept = self._kept_tables(stack)
                 for process in range(self.pace.processes):
-                    blocks += self._one_process(process, table, beside)
-                    usable = {block.process for block in blocks if block.foreign <= FOREIGN}
-                    if len(usable) >= self.pace.fewest and settled(blocks, self.clock, self.device):
+                    blocks += self._one_process(process, kept)
+                    if self._enough(blocks):
                         break
         except WorkerTimeout as error:
             raise Refusal(Status.TIMEOUT, f"{name}, timed: {error}") from error
@@ -252,26 +251,44 @@ class Contest(Sitting):
         notes = self.watch.notes if self.watch is not None else []
         return "; ".join(["the device was slowed down or used by others in nearly every block", *notes])
 
-    @contextlib.contextmanager
-    def _tables(self) -> Iterator[tuple[Table, Table | None]]:
-        """The candidate's and the base's arena: one and the same where both plans lay it out alike."""
-        with contextlib.ExitStack() as stack:
-            table = stack.enter_context(self._table(self.product, self.worker_of))
-            other = self.incumbent
-            if other is None:
-                yield table, None
-                return
-            plans = (self.product.traced, other.product.traced)
-            prepared = any(traced.prepare is not None for traced in plans)
-            if not prepared and call_layout(plans[1], frames=self.rotation.frames) == table.layout:
-                yield table, replace(table, product=other.product, worker_of=other.worker_of)
-                return
-            yield table, stack.enter_context(self._table(other.product, other.worker_of))
+    def _kept_tables(self, stack: contextlib.ExitStack) -> _Tables | None:
+        """One arena for all processes, and for both candidate and base where their plans lay it out alike; None where
+        each process shall have its own two, because where they lie would favour the one or the other."""
+        other = self.incumbent
+        if other is None:
+            with self._diary.phase("arenas"):
+                return stack.enter_context(self._table(self.product, self.worker_of)), None
+        plans = (self.product.traced, other.product.traced)
+        prepared = any(traced.prepare is not None for traced in plans)
+        layouts = [call_layout(traced, frames=self.rotation.frames) for traced in plans]
+        if not prepared and layouts[0] == layouts[1]:
+            with self._diary.phase("arenas"):
+                table = stack.enter_context(self._table(self.product, self.worker_of))
+            return table, replace(table, product=other.product, worker_of=other.worker_of)
+        workload = self.product.workload
+        if self.rotation.frames * (workload.input_bytes + workload.output_bytes) > _REDRAWN_BYTES[self.device]:
+            return self._two_tables(stack, other, turned=False)
+        return None
 
-    def _one_process(self, process: int, table: Table, beside: Table | None) -> list[Block]:
+    def _two_tables(self, stack: contextlib.ExitStack, other: Incumbent, *, turned: bool) -> _Tables:
+        """An arena for each; ``turned``: the base's comes first."""
+        entrants = [Incumbent(self.product, self.worker_of), other]
+        with self._diary.phase("arenas"):
+            found = [
+                stack.enter_context(self._table(entrant.product, entrant.worker_of))
+                for entrant in (reversed(entrants) if turned else entrants)
+            ]
+        return (found[1], found[0]) if turned else (found[0], found[1])
+
+    def _one_process(self, process: int, kept: _Tables | None) -> list[Block]:
+        turned = bool(process % 2)
         with contextlib.ExitStack() as stack:
+            if kept is None:
+                assert self.incumbent is not None
+                kept = self._two_tables(stack, self.incumbent, turned=turned)
+            table, beside = kept
             with self._diary.phase("starting workers"):
-                parties = self._seat(stack, table, beside, turned=bool(process % 2))
+                parties = self._seat(stack, table, beside, turned=turned)
             for name in self.rotation.parties:
                 parties[name] = self._baseline(name)
             with self._diary.phase("warming up"):
@@ -287,15 +304,13 @@ class Contest(Sitting):
     def _warmed(self, parties: Mapping[str, Party]) -> dict[str, int]:
         """Page faults, thread pools and clocks; then how many calls a turn of each makes, candidate and base equally
         many: what a turn costs besides its calls must weigh the same."""
-        call_ns = {
-            name: max(1.0, min(party.turn(self.pace.slice_ns / 4) for _ in range(_WARMING_TURNS[self.device])))
-            for name, party in parties.items()
-        }
-        racing_ns = min(call_ns[name] for name in ("candidate", "base") if name in call_ns)
-        return {
-            name: party.calls_in(self.pace.slice_ns, racing_ns if name in ("candidate", "base") else call_ns[name])
-            for name, party in parties.items()
-        }
+        calls = dict.fromkeys(parties, 1)
+        for _ in range(_WARMING_TURNS[self.device]):
+            for name, party in parties.items():
+                party.turn(self.pace.slice_ns)
+                calls[name] = max(calls[name], party.calls)
+        racing = [name for name in ("candidate", "base") if name in calls]
+        return {**calls, **dict.fromkeys(racing, max(calls[name] for name in racing))}
 
     def _seat(
         self, stack: contextlib.ExitStack, table: Table, beside: Table | None, *, turned: bool
