@@ -14,7 +14,7 @@ import pytest
 
 from pytest_cudaforge.errors import OracleError
 from pytest_cudaforge.items import CaseItem
-from pytest_cudaforge.kernel_cases import Bench, Verdict
+from pytest_cudaforge.kernel_cases import Inspector, Verdict
 
 if TYPE_CHECKING:
     from pytest_cudaforge.evaluation.evaluator import Evaluator
@@ -34,7 +34,7 @@ class CaseRun:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._bench = Bench(config.rootpath, self._evaluator)
+        self._inspector = Inspector(config.rootpath, self._evaluator)
         self._evaluators: dict[str, Evaluator] = {}
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -61,14 +61,14 @@ class CaseRun:
                 self._begin(following)
 
     def verdict(self, item: CaseItem) -> Verdict:
-        """Wait for it. Raises what ``Bench.check`` raises."""
+        """Wait for it. Raises what ``Inspector.check`` raises."""
         future = self._verdicts.pop(item, None) or self._submitted(item)
         try:
             return future.result()
         except OracleError:
             # Another case's reference may have taken the oracle down: whose fault it was shows alone.
             concurrent.futures.wait(self._verdicts.values())
-            return self._bench.check(item.case)
+            return self._inspector.check(item.case)
 
     def close(self) -> None:
         """End all children, those at work included; a second call does nothing."""
@@ -116,7 +116,7 @@ class CaseRun:
     def _submitted(self, item: CaseItem) -> Future[Verdict]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="cudaforge-case")
-        return self._pool.submit(self._bench.check, item.case)
+        return self._pool.submit(self._inspector.check, item.case)
 
     def _evaluator(self, device: str) -> Evaluator:
         from pytest_cudaforge.forging import forge_config

@@ -21,7 +21,7 @@ from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import DeviceError, OracleError, StaleEntry, UsageError
 from pytest_cudaforge.guard import Circumstances, Finding, Promises, Thresholds
 from pytest_cudaforge.guarded import Change, GuardRecord, Verdict
-from pytest_cudaforge.kernel_cases import Bench, Case, NotHere, repo_root, target_of
+from pytest_cudaforge.kernel_cases import Case, Inspector, NotHere, repo_root, target_of
 from pytest_cudaforge.records import Candidate, DeviceFacts, Race, RaceFailure, Target
 from pytest_cudaforge.runtime.manifest import Entry, EntryWorkload, Manifest
 from pytest_cudaforge.wiring import cache_dir, open_evaluator
@@ -163,7 +163,7 @@ class GuardSession:
     _base_oracle: OracleClient | None = None
 
     def __post_init__(self) -> None:
-        self._bench = Bench(self.root, self._evaluator, lambda target: self._on_trusted_terms(target)[0])
+        self._inspector = Inspector(self.root, self._evaluator, lambda target: self._on_trusted_terms(target)[0])
 
     def __enter__(self) -> GuardSession:
         return self
@@ -195,7 +195,7 @@ class GuardSession:
         outcome: Verdict
         grade = ""
         try:
-            verdict = self._bench.check(Case(kernel.manifest, kernel.entry, workload))
+            verdict = self._inspector.check(Case(kernel.manifest, kernel.entry, workload))
             outcome, text = ("pass", "correct") if verdict.evaluation.passed and not verdict.wider else ("failed", "")
             grade = verdict.evaluation.isolation.grade
             text = text or "\n".join(filter(None, (verdict.wider, evaluation_text(verdict.evaluation))))

@@ -24,7 +24,7 @@ from pytest_cudaforge.runtime.manifest import Entry, EntryWorkload
 if TYPE_CHECKING:
     from pytest_cudaforge.evaluation.evaluator import Evaluator
 
-__all__ = ["Bench", "Case", "NotHere", "Verdict", "repo_root", "target_of"]
+__all__ = ["Case", "Inspector", "NotHere", "Verdict", "repo_root", "target_of"]
 
 
 class NotHere(Exception):
@@ -52,7 +52,7 @@ class Verdict:
 
 
 @dataclass
-class Bench:
+class Inspector:
     """What all cases of a process share. Thread-safe. ``evaluator_of``: the evaluator of a device, opened when first
     asked for; ``root``: where ``Entry.path`` starts from as a rule. ``on_terms``: a target with the terms that count
     (the guard takes the merge base's), None: its own."""

@@ -3,7 +3,7 @@
 To run: `python tests/benchmarks/cases.py [kernels] [-n WORKERS] [--keep FOLDER] [--stages]`. A repo of so many (200)
 different targets is written, with one cpp kernel each that the evaluator has verified (no model, no clock); then
 `pytest` runs there as a process of its own, first with no build cache (cold), then twice more (warm). Printed are
-seconds from start to end of each process, the processor time that it and its children took, and the machine's load. With
+seconds from start to end of each process, its and its children's processor time, and the machine's load. With
 `--keep` the repo is made once and used again; `--stages` tells instead where the time of verdicts goes.
 """
 
@@ -29,7 +29,7 @@ from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.zygote import _ForkServer
-from pytest_cudaforge.kernel_cases import Bench, Case
+from pytest_cudaforge.kernel_cases import Case, Inspector
 from pytest_cudaforge.publishing import publish
 from pytest_cudaforge.records import Candidate, Round, Target, Trace
 from pytest_cudaforge.runtime.manifest import Manifest
@@ -224,13 +224,13 @@ def stages(folder: Path, cache: Path) -> None:
     entries = Manifest.load(manifest).entries
     settings = EvaluatorSettings(cache_dir=cache, python_paths=(str(folder),))
     with Evaluator(settings) as evaluator:
-        bench = Bench(folder, lambda device: evaluator)
+        inspector = Inspector(folder, lambda device: evaluator)
         for number, entry in enumerate(entries):
             if number == 1:  # the first one starts oracle and fork server
                 spent.clear(), calls.clear()
                 began = time.perf_counter()
             for workload in entry.workloads:
-                bench.check(Case(manifest, entry, workload))
+                inspector.check(Case(manifest, entry, workload))
     count, total = len(entries) - 1, time.perf_counter() - began
     print(f"{count} verdicts, {total / count * 1e3:.0f} ms each; load {os.getloadavg()[0]:.1f}")
     spent["all else in the supervisor"] = total - sum(spent.values())
