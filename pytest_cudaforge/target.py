@@ -61,7 +61,10 @@ class TargetOptions:
     one workload, "default". ``atol``/``rtol`` are outer bounds on top of the verdict's own rule. ``allow`` None: own
     kernels that do the work, library products beside them; in a whole network other operators of torch's, too.
     ``grad``: gradients are wanted, of the parameters and of the inputs drawn with ``requires_grad`` (of every floating
-    input where none is drawn so); a module that is trained says ``mode="train"`` as well.
+    input where none is drawn so); a module that is trained says ``mode="train"`` as well. ``guard``: where it has no
+    forged kernel, ``pytest --forge-guard`` races it as it stands against its version at the merge base, with gradients
+    where ``grad`` asks for them; written as ``guard=True`` in the decorator (or in an alias of it) it is found without
+    importing anything.
     """
 
     inputs: InputsFunction | None = None
