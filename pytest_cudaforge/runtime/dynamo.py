@@ -128,7 +128,10 @@ def form_of(module: torch.nn.Module | None, kernels: Sequence[Any], names: Seque
     key = hashlib.sha256(json.dumps(shown).encode()).hexdigest()
     with _lock:
         known = _forms.get(key)
-        spec = known.spec if known is not None else describe_module(module) if module is not None else None
+        try:
+            spec = known.spec if known is not None else describe_module(module) if module is not None else None
+        except ForgeError:
+            return ""
         reasons = known.reasons if known is not None else Counter()
         # The kernels of the last apply() count, as elsewhere.
         _forms[key] = Form(usable, tuple(names), tuple(walk.probes), tuple(walk.paths), spec, reasons)
@@ -393,7 +396,7 @@ def _replay_of(plan: str, device: torch.device) -> _Replay:
 
 
 def _align_bytes(kernel: Kernel) -> int:
-    return max(kernel.entry.guard.align_bytes, 16)
+    return max(kernel.entry.guard.align_bytes, 1)
 
 
 def _replay(tensors: Sequence[torch.Tensor], plan: str) -> list[torch.Tensor]:

@@ -45,7 +45,8 @@ class LoadedKernel:
 def cache_directory() -> Path | None:
     """Where binaries are kept: $CUDAFORGE_CACHE_DIR, else below $XDG_CACHE_HOME or ~/.cache; None where unusable.
 
-    Made with mode 0700. A directory that belongs to, or can be written by, somebody else is not used.
+    Made with mode 0700. A directory that belongs to, or can be written by, somebody else is not used; root's is, and
+    one that cannot be written (a container's image that was warmed up) is read.
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
@@ -58,8 +59,12 @@ def cache_directory() -> Path | None:
         facts = directory.stat()
     except OSError:
         return None
-    owned = facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return directory if owned and os.access(directory, os.W_OK) else None
+    owned = facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return directory if owned and os.access(directory, os.R_OK | os.X_OK) else None
+
+
+def _writable(directory: Path) -> bool:
+    return os.access(directory, os.W_OK)
 
 
 class Kernel:
@@ -114,7 +119,7 @@ class Kernel:
         traced = self._trace(signature, function)
         binaries = [self._build(unit, self.entry.arch) for unit in units_of(traced)]
         loaded = _loaded(traced, binaries, device)
-        if cache is not None and key is not None:
+        if cache is not None and key is not None and directory is not None and _writable(directory):
             cache.put(key, traced, binaries)
         return loaded
 
@@ -149,7 +154,8 @@ class Kernel:
         if isinstance(found, BuildFailure):
             raise found
         binary = language.compile(source, unit, arch)
-        cache.put(key, binary)
+        if _writable(directory):
+            cache.put(key, binary)
         return binary
 
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from forged_layers import with_rms
 
@@ -13,6 +14,7 @@ from pytest_cudaforge import hardware
 from pytest_cudaforge.languages.binary import Binary
 from pytest_cudaforge.languages.stamps import files_stamp, toolchain_stamp
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
+from pytest_cudaforge.runtime.kernels import cache_directory
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, Manifest
 from pytest_cudaforge.runtime.ready import ReadyCache, ready_key
 from pytest_cudaforge.runtime.signature import Signature
@@ -76,3 +78,30 @@ def test_processes_that_write_one_entry_at_once_leave_it_whole(tmp_path: Path) -
     seen.append((ReadyCache(tmp_path).get(KEY) or (None, ()))[1])
     assert all(one in ((binaries[0],), (binaries[1],)) for one in seen)
     assert not list(tmp_path.rglob(".new-*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_cache_of_roots_is_read_by_others_and_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Path("/tmp") / f"forge-cache-{os.getpid()}"  # below a folder that everybody may enter
+    cache.mkdir(mode=0o755)
+    monkeypatch.setenv("CUDAFORGE_CACHE_DIR", str(cache))
+    try:
+        assert _as_nobody() == (True, False)
+        os.chown(cache, 12345, 12345)
+        assert _as_nobody() == (False, False)
+    finally:
+        cache.rmdir()
+
+
+def _as_nobody() -> tuple[bool, bool]:
+    """Whether another user takes the directory, and would write it."""
+    child = os.fork()
+    if child == 0:
+        os.setegid(65534)
+        os.seteuid(65534)
+        directory = cache_directory()
+        os._exit(
+            (directory is not None) + 2 * (directory is not None and os.access(directory, os.W_OK, effective_ids=True))
+        )
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return bool(status & 1), bool(status & 2)
