@@ -12,6 +12,7 @@ import pytest
 
 from pytest_cudaforge import calibration, history, trusted
 from pytest_cudaforge.config import ForgeConfig
+from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import StoreError, UsageError
 from pytest_cudaforge.forging import given_path
 from pytest_cudaforge.guard_options import BaseOptions, read_base_options
@@ -50,9 +51,11 @@ def guard_all(
         settings, report = _settled(config, settings, options, replace(report, changes=changes))
         at_base = options.forge_dir if isinstance(options, BaseOptions) else root / "forged"
         tree = BaseTree(base, root, at_base)
+        changed = changed_files(base)
+        unguarded = _unguarded(changed, root, config.rootpath, base.prefix)
         report = replace(
             report,
-            changes=(*report.changes, *trusted.suspicious_files(changed_files(base))),
+            changes=(*report.changes, *trusted.suspicious_files(changed), *unguarded),
             removed=_removed(tree, forge_dir(config)),
             strict=settings.guard.inconclusive == "fail",
         )
@@ -159,6 +162,16 @@ def _doubted(record: GuardRecord, doubt: str) -> GuardRecord:
         return record
     reason = f"the runner may be at fault: {doubt}"
     return replace(record, outcome="inconclusive", reason=reason, text=f"{reason}\n{record.text}")
+
+
+def _unguarded(changed: Sequence[str], base: Path, head: Path, prefix: Path) -> tuple[Change, ...]:
+    """Modules that the merge base guards and the head does not, in the files that differ."""
+    names = [Path(name).relative_to(prefix) for name in changed if Path(name).is_relative_to(prefix)]
+    files = [name for name in names if name.suffix == ".py"]
+    before = discover([base / name for name in files], base).targets
+    now = {target.id for target in discover([head / name for name in files], head).targets if target.guard is not False}
+    gone = [target.id for target in before if target.guard is not False and target.id not in now]
+    return tuple(Change(name, "guard=True", "given", "gone", obeyed=True) for name in gone)
 
 
 def _joined(texts: Iterable[str]) -> str:

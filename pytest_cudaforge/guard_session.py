@@ -114,7 +114,8 @@ class BaseTree:
 
 @dataclass(frozen=True)
 class _Entrant:
-    """A kernel ready to be raced. ``base`` None: new, or the same byte for byte (``since`` names the commit then)."""
+    """A kernel ready to be raced. ``base`` None: new, or the same byte for byte (``since`` names the commit then), or
+    not to be had although there is one (``compared`` asks for it all the same)."""
 
     kernel: GuardedKernel
     target: Target
@@ -124,6 +125,7 @@ class _Entrant:
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
     promises: Mapping[str, Promises]
+    compared: bool
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,9 @@ class GuardSession:
         for record in records:
             own = [finding for finding in findings if finding.workload == record.workload]
             notes = [note for race in races if race.workload == record.workload for note in race.notes]
-            answers.append(self._answer(runner, record, own, notes))
+            answer = self._answer(runner, record, own, notes)
+            asked = entrant.compared and not any(finding.question == "base" for finding in own)
+            answers.append(_uncompared(answer) if asked and answer.outcome == "pass" else answer)
         return {record.id: record for record in answers}
 
     def _raced(self, evaluator: Evaluator, entrant: _Entrant, names: Sequence[str]) -> tuple[Race, ...]:
@@ -284,10 +288,7 @@ class GuardSession:
         record = replace(record, arch=runner.facts.arch, changes=changes, notes=(*notes, changed))
         apart = [f"{race.workload or 'all workloads'}: {race.disturbed}" for race in races if not race.blocks]
         answer = self._answer(runner, record, findings, [*apart, *(note for race in races for note in race.notes)])
-        # A workload that cannot be compared is not one that passed.
-        return (
-            replace(answer, outcome="inconclusive", reason=apart[0]) if apart and answer.outcome == "pass" else answer
-        )
+        return _uncompared(answer) if apart and answer.outcome == "pass" else answer
 
     # -- what is raced
 
@@ -307,6 +308,7 @@ class GuardSession:
             self._changes_of(kernel),
             (*notes, *unread, *missing),
             {name: self._promises(kernel, manifest, found, name, runner) for name in names},
+            compared=found is not None and not since,
         )
 
     def _at_base(self, kernel: GuardedKernel) -> tuple[Path | None, Entry | None, tuple[str, ...]]:
@@ -513,6 +515,14 @@ def _text(findings: Sequence[Finding], since: str, told: Circumstances) -> str:
         else:
             lines.append(f"  {_NAMES[finding.question]}: {finding.outcome}: {finding.text}")
     return "\n".join(lines) or "nothing was measured"
+
+
+def _uncompared(record: GuardRecord) -> GuardRecord:
+    """There is a version at the merge base, and it could not be raced: what was not compared did not pass."""
+    reason = "not held against its version at the merge base: " + (
+        record.notes[0] if record.notes else "it did not run"
+    )
+    return replace(record, outcome="inconclusive", reason=reason, text=f"{reason}\n{record.text}")
 
 
 def _short(finding: Finding) -> str:
