@@ -208,9 +208,11 @@ class BoundCall:
 
         def launch(own: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
             output = empty(shape, strides, dtype)
-            addresses = [*map(data_ptr, pick((*tensors, output)))]
-            if mask and functools.reduce(operator.or_, addresses) & mask:
-                return REFERENCE
+            addresses: Any = map(data_ptr, pick((*tensors, output)))
+            if mask:
+                addresses = [*addresses]
+                if functools.reduce(operator.or_, addresses) & mask:
+                    return REFERENCE
             try:
                 bound = bounds.pop()
             except IndexError:
@@ -218,9 +220,11 @@ class BoundCall:
             stream = current_stream(index)
             if stream != bound.stream:
                 bound.queue_on(stream)
+            if bound.moving:
+                addresses = [*addresses]
+                for step in bound.moving:
+                    step.point(addresses)
             bound.fill(*addresses)
-            for step in bound.moving:
-                step.point(addresses)
             for call in bound.calls:
                 code = call()
                 if code:
