@@ -73,7 +73,7 @@ class GuardRun:
         worker = getattr(config, "workerinput", None)
         try:
             settings = forge_config(config)
-            for option in ("json", "history"):
+            for option in ("json", "html", "history"):
                 check_writable(given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
             base, changes = (None, ()) if worker is not None else trusted_base(config)
         except UsageError as error:
@@ -211,17 +211,21 @@ class GuardRun:
 
     def _write_reports(self, report: GuardReport) -> None:
         from pytest_cudaforge.records import Usage
+        from pytest_cudaforge.report import html, html_guarded
         from pytest_cudaforge.report import json as json_report
         from pytest_cudaforge.report.environment import environment_of
         from pytest_cudaforge.report.rows import totals
 
-        path = given_path(self.pytest_config, self.pytest_config.option.forge_json)
-        if path is None:
-            return
+        option = self.pytest_config.option
+        path = given_path(self.pytest_config, option.forge_json)
+        page = given_path(self.pytest_config, option.forge_html)
         told = {**environment_of(()), "machine": report.machine}
-        data = json_report.document((), totals((), Usage(), report.seconds), environment=told, guard=report)
         try:
-            json_report.write(path, data)
+            if path is not None:
+                figures = totals((), Usage(), report.seconds)
+                json_report.write(path, json_report.document((), figures, environment=told, guard=report))
+            if page is not None:
+                html.write(page, html_guarded.page(report))
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
 

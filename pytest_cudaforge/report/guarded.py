@@ -10,12 +10,22 @@ from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport, Verdict
 from pytest_cudaforge.report.escaping import plain, xml
 from pytest_cudaforge.report.markdown import escape, fence
 
-__all__ = ["changes_of", "markdown", "properties_of", "record_text", "summary_lines"]
+__all__ = [
+    "HEADER",
+    "changes_of",
+    "counted",
+    "markdown",
+    "properties_of",
+    "record_text",
+    "row_of",
+    "shown",
+    "summary_lines",
+]
 
 _ORDER: tuple[Verdict, ...] = ("failed", "regression", "unfit", "inconclusive", "cancelled", "skipped", "pass")
 _SIGNS: dict[Verdict, str] = {"failed": "❌", "regression": "❌", "unfit": "⚠️", "inconclusive": "❔", "pass": "✅"}
 _NAMES = {"base": "merge base", "eager": "eager", "compile": "torch.compile"}
-_HEADER = ("kernel", "outcome", "vs merge base", "vs eager", "vs compile", "a call", "remark")
+HEADER = ("kernel", "outcome", "vs merge base", "vs eager", "vs compile", "a call", "remark")
 
 
 def properties_of(record: GuardRecord, report: GuardReport) -> list[tuple[str, str]]:
@@ -57,24 +67,24 @@ def summary_lines(report: GuardReport) -> list[str]:
         return plain(report.error).splitlines()
     told = [f"against {report.base}", f"machine: {report.machine}", f"runner: {report.runner}"]
     lines = [line for line in told if not line.endswith(": ")] if report.records else []
-    rows = [_row(record) for record in _shown(report)]
-    lines += columns(_HEADER, rows) if rows else []
+    rows = [row_of(record) for record in shown(report)]
+    lines += columns(HEADER, rows) if rows else []
     lines += [f"changed: {change.text}" for change in changes_of(report)]
     lines += [f"removed: {name}" for name in report.removed]
     lines += [f"note: {note}" for note in report.notes]
     lines += report.alarms
     if rows:
-        lines.append(_counted(report))
+        lines.append(counted(report))
     return [plain(line) for line in lines]
 
 
-def _counted(report: GuardReport) -> str:
-    outcomes = [record.outcome for record in _shown(report)]
+def counted(report: GuardReport) -> str:
+    outcomes = [record.outcome for record in shown(report)]
     counts = [(name, outcomes.count(name)) for name in _ORDER]
     return ", ".join(f"{count} {name}" for name, count in counts if count) + f" in {report.seconds:.0f} s"
 
 
-def _shown(report: GuardReport) -> list[GuardRecord]:
+def shown(report: GuardReport) -> list[GuardRecord]:
     """One row a workload: whether it is right is told in its race's, where there is one."""
     raced = {(record.id.rpartition("::")[0], record.workload) for record in report.records if record.raced}
     alone = [one for one in report.records if one.raced or (one.id.rpartition("::")[0], one.workload) not in raced]
@@ -91,7 +101,7 @@ def _worst_first(records: Sequence[GuardRecord]) -> list[GuardRecord]:
     return sorted(records, key=rank)
 
 
-def _row(record: GuardRecord) -> tuple[str, ...]:
+def row_of(record: GuardRecord) -> tuple[str, ...]:
     known = {one.question: one for one in record.findings}
     base = known.get("base")
     against = f"{base.slowdown.speedup - 1.0:+.1%}" if base is not None else "unchanged" if record.since else "-"
@@ -125,13 +135,13 @@ def markdown(report: GuardReport) -> str:
     told = [f"Kernels against {report.base} on {report.machine}.", f"Runner: {report.runner}" if report.runner else ""]
     lines = [part for line in told if line for part in (escape(line), "")]
     if report.records:
-        header = ("", *_HEADER)
+        header = ("", *HEADER)
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for record in _shown(report):
-        cells = (_SIGNS.get(record.outcome, ""), *(escape(" ".join(plain(text).split())) for text in _row(record)))
+    for record in shown(report):
+        cells = (_SIGNS.get(record.outcome, ""), *(escape(" ".join(plain(text).split())) for text in row_of(record)))
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", escape(_counted(report)), ""] if report.records else ["Nothing was guarded.", ""]
-    for record in _shown(report):
+    lines += ["", escape(counted(report)), ""] if report.records else ["Nothing was guarded.", ""]
+    for record in shown(report):
         if record.outcome in report.failing:
             lines += [f"<details><summary>{xml(record.id)}: {record.outcome}</summary>", ""]
             lines += [fence(record_text(record, report)), "", "</details>", ""]

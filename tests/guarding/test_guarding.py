@@ -102,13 +102,16 @@ def check_spoilt(repo: Repo, outlines: list[str]) -> None:
 def test_failed_stale_and_absent_are_told_apart(pytester: pytest.Pytester, repo: Repo) -> None:
     spoil(repo)
     before = repo.git("status", "--porcelain")
-    done = pytester.runpytest_inprocess("--forge-guard", "--junit-xml=../junit.xml", "--forge-json=../guard.json")
+    done = pytester.runpytest_inprocess(
+        "--forge-guard", "--junit-xml=../junit.xml", "--forge-json=../guard.json", "--forge-html=../guard.html"
+    )
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.assert_outcomes(failed=2, skipped=5)
     check_spoilt(repo, done.outlines)
     data = json.loads((pytester.path.parent / "guard.json").read_text())
     outcomes = [record["outcome"] for record in data["guard"]["records"]]
     assert outcomes.count("failed") == 2 and data["guard"]["base_sha"] == repo.git("rev-parse", "main")
+    assert "differs from what was verified" in (pytester.path.parent / "guard.html").read_text()
     junit = ElementTree.parse(pytester.path.parent / "junit.xml")
     found = [node.get("value") for node in junit.iter("property") if node.get("name") == "guard"]
     assert sorted(map(str, found)) == ["failed"] * 2 + ["skipped"] * 5

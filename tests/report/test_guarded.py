@@ -13,6 +13,7 @@ from pytest_cudaforge.records import Ratio, Usage, from_json, to_json
 from pytest_cudaforge.report import json as json_report
 from pytest_cudaforge.report import schema
 from pytest_cudaforge.report.guarded import markdown, properties_of, record_text, summary_lines
+from pytest_cudaforge.report.html_guarded import page
 from pytest_cudaforge.report.rows import totals
 
 SLOWER = Finding(
@@ -118,3 +119,11 @@ def test_it_goes_to_json_and_back() -> None:
     data = json_report.document((), totals((), Usage(), 12.3), guard=REPORT)
     fastjsonschema.validate(schema.schema(), data)
     assert from_json(GuardReport, json.loads(json.dumps(data))["guard"]) == REPORT
+
+
+def test_the_page_escapes_everything_and_opens_what_failed() -> None:
+    text = page(REPORT)
+    assert "<script>" not in text and "&lt;script&gt;" in text and "\x1b" not in text
+    assert text.count("<details open>") == 2 and text.count("<details>") == 2
+    assert "not obeyed" in text and "Removed kernels" in text
+    assert "no device" in page(GuardReport(error="no device"))
