@@ -466,6 +466,7 @@ class Evaluator:
             cache_bytes=self._cache_bytes,
             flush_bytes=self._flush_bytes,
             monitor=self.monitor,
+            users=self._users,
         )
         return race.run(workloads)
 

@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
-from pytest_cudaforge.evaluation.relocation import relocate
+from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
 from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
@@ -211,7 +211,9 @@ class _Oracle:
         """What tells two versions of a target apart before they race."""
         version = self.version(target)
         state = {path: encode_spec(spec_of(tensor))[:2] for path, tensor in version.state().items()}
-        return {"facts": to_json(target_facts(version, flops=False)), "state": state, "init": version.init_text()}
+        facts = to_json(target_facts(version, flops=False))
+        copies = installed_copies(version.target.root, version.target.import_root)
+        return {"facts": facts, "state": state, "init": version.init_text(), "copies": copies}
 
     def do_open_version(self, target: Any, workload: str, frames: int, backward: bool) -> Any:
         rotation = VersionRotation(self.version(target), workload, frames, backward)

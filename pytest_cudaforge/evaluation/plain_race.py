@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,6 +79,7 @@ class _Facts:
     facts: TargetFacts
     state: Mapping[str, Any]
     init: Any
+    copies: Sequence[str] = ()
 
 
 @dataclass
@@ -102,7 +103,8 @@ class _Pair:
 
 
 class PlainRace:
-    """One target's race. ``client_of``: a client of an oracle that is still to be started, for these import paths."""
+    """One target's race. ``client_of``: a client of an oracle that is still to be started, for these import paths.
+    ``users``: other processes of ours that use the device."""
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class PlainRace:
         cache_bytes: int = 0,
         flush_bytes: int = 0,
         monitor: DeviceMonitor | None = None,
+        users: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.target, self.base, self._client_of = target, base, client_of
         self.device, self.clock, self.pace, self.lease = device, clock, pace, lease
@@ -125,7 +128,7 @@ class PlainRace:
         self._cache_bytes, self._flush_bytes = cache_bytes, flush_bytes
         self._pids: set[int] = set()
         self._shared = Diary()
-        self._watch = DeviceWatch(monitor, lambda: self._pids) if monitor is not None else None
+        self._watch = DeviceWatch(monitor, lambda: self._pids | set(users())) if monitor is not None else None
 
     def run(self, workloads: Sequence[str] | None = None) -> tuple[Race, ...]:
         """Raises TargetError where what is checked in now cannot be imported or run, ConfigError for a workload that it
@@ -170,7 +173,7 @@ class PlainRace:
                 lambda: pair.base.request("version", target=to_json(self.base)),
                 lambda: pair.head.request("version", target=to_json(self.target)),
             )
-        base, head = (_Facts(from_json(TargetFacts, t["facts"]), t["state"], t["init"]) for t in told)
+        base, head = (_Facts(from_json(TargetFacts, t["facts"]), t["state"], t["init"], t["copies"]) for t in told)
         known = {w.name: w for w in head.facts.workloads}
         for name in workloads or ():
             if name not in known:
@@ -186,7 +189,7 @@ class PlainRace:
     def _case(self, workload: WorkloadFacts, backward: bool, head: _Facts, base: _Facts) -> _Case:
         case = _Case(workload, backward, self._frames(workload), incomparable=_incomparable(workload, head, base))
         if not case.incomparable:
-            case.diary.notes += _state_notes(head, base)
+            case.diary.notes += _notes(head, base)
         return case
 
     def _frames(self, workload: WorkloadFacts) -> int:
@@ -437,8 +440,11 @@ def _incomparable(workload: WorkloadFacts, head: _Facts, base: _Facts) -> str:
     return ""
 
 
-def _state_notes(head: _Facts, base: _Facts) -> list[str]:
-    notes = []
+def _notes(head: _Facts, base: _Facts) -> list[str]:
+    notes = [
+        f"{name} is an installed copy, not this checkout's: changes of it are not seen (pip install -e . shows them)"
+        for name in head.copies
+    ]
     if head.init != base.init:
         notes.append("it is constructed with other arguments than at the merge base")
     only = [path for path in head.state if head.state[path] != base.state.get(path)]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["relocate"]
+__all__ = ["installed_copies", "relocate"]
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -22,6 +22,20 @@ def relocate(foreign: str, own: str, package: str, import_root: str) -> None:
     """Import from ``own`` what would come from ``foreign`` (two roots of checkouts), from now on; and the top-level
     ``package`` from ``import_root`` in any case ("": there is none)."""
     sys.meta_path.insert(0, _Relocation(foreign, own, package, import_root))
+
+
+def installed_copies(root: str, import_root: str) -> list[str]:
+    """Top-level modules that were imported from where packages are installed, although this checkout has them, too:
+    its versions of them were not what ran."""
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        parts = (getattr(module, "__file__", None) or "").split(os.sep)
+        if "." in name or not any(part in _INSTALLED for part in parts):
+            continue
+        places = [os.path.join(folder, name) for folder in (import_root, root, os.path.join(root, "src"))]
+        if any(os.path.isfile(os.path.join(place, "__init__.py")) or os.path.isfile(f"{place}.py") for place in places):
+            found.append(name)
+    return found
 
 
 class _Relocation:

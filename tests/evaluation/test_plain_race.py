@@ -161,3 +161,18 @@ def test_an_editable_install_of_the_head_is_not_what_the_base_imports(tmp_path: 
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["base", "base", "base", "json"], done.stderr
+
+
+def test_a_package_that_is_installed_and_checked_out_is_named(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages" / "pack"
+    checked_out = tmp_path / "repo" / "src" / "pack"
+    for folder in (site, checked_out):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+    program = (
+        f"import sys; sys.path.insert(0, {str(site.parent)!r}); import pack; "
+        "from pytest_cudaforge.evaluation.relocation import installed_copies; "
+        f"print(installed_copies({str(tmp_path / 'repo')!r}, {str(tmp_path / 'repo')!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "['pack']", done.stderr
