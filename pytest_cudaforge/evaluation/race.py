@@ -44,7 +44,10 @@ _Result = TypeVar("_Result")
 _BLOCKS = {"cpu": (4, 2), "cuda": (4, 3)}
 #: One turn on a CPU: shorter than what a scheduler gives somebody else at once.
 _SLICE_NS = 0.6e6
-_WARMING_TURNS = {"cpu": 3, "cuda": 1}
+#: What a turn of native code takes is never too little. A module's is: its answers are fetched in every request, which
+#: costs as much as many calls and only cancels in the slope. So its turns are longer, and their median counts.
+_FAST_SHARE, _HOSTED_SLICE_NS = 0.1, 2.4e6
+_WARMING_TURNS = {"cpu": 5, "cuda": 1}
 #: A turn in which somebody waited for a core for no longer than this share of it had the machine to itself. So many of
 #: them make a block, at least so many; they are looked for in at most so many rounds of two turns each.
 _QUIET, _QUIET_TURNS, _FEWEST_QUIET, _MOST_ROUNDS = 0.02, 8, 4, 20
@@ -61,13 +64,17 @@ class RacePace(Pace):
     """``fewest``: processes of candidate and base each before measuring may stop; ``processes`` is the most."""
 
     fewest: int = 1
+    #: The quantile of a block's quiet turns on a CPU.
+    share: float = _FAST_SHARE
 
     @classmethod
     def racing(cls, device: str, processes: int | None, budget_s: float | None, hosted: bool) -> RacePace:
         """``budget_s``: of the blocks of ``fewest`` processes. ``processes`` None: as many as it takes. A worker starts
         in milliseconds on a CPU, in a third of a second on a GPU, in seconds where it loads a module (``hosted``)."""
         fewest, most = (2, 4) if hosted else (4, 10) if device == "cpu" else (3, 6)
-        slice_ns = _SLICE_NS if device == "cpu" else Pace.of(device, 0.0).slice_ns
+        slice_ns = Pace.of(device, 0.0).slice_ns
+        if device == "cpu":
+            slice_ns = _HOSTED_SLICE_NS if hosted else _SLICE_NS
         most_blocks, fewest_blocks = _BLOCKS[device]
         return cls(
             budget_s=budget_s or (6.0 if device == "cpu" else 1.5),
@@ -76,6 +83,7 @@ class RacePace(Pace):
             min_blocks=fewest_blocks,
             max_blocks=most_blocks,
             fewest=processes or fewest,
+            share=0.5 if hosted else _FAST_SHARE,
         )
 
 
@@ -92,27 +100,27 @@ def quiet(turns: Sequence[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.foreign <= _QUIET]
 
 
-def quiet_block(process: int, turns: Mapping[str, Sequence[Turn]]) -> Block | None:
+def quiet_block(process: int, turns: Mapping[str, Sequence[Turn]], share: float = _FAST_SHARE) -> Block | None:
     """A block of each party's quiet turns, of all parties equally many; None where a party has no turn at all.
 
-    Of those the fast tenth: pressure shows who waited for a core and not what else (caches, a hypervisor, threads that
-    slept too long), all of which takes longer and nothing shorter. Where two threads share a barrier with a third
-    process a median is anything up to a thousand times the kernel's time.
+    Of those the fast tenth (``share``): pressure shows who waited for a core and not what else (caches, a hypervisor,
+    threads that slept too long), all of which takes longer and nothing shorter. Where two threads share a barrier with
+    a third process a median is anything up to a thousand times the kernel's time.
     Where there were too few of them all turns are taken, and the block's ``foreign`` is 1.0: it is of no use.
     """
     if not all(turns.values()):
         return None
     fewest = min(len(quiet(taken)) for taken in turns.values())
     if fewest < _FEWEST_QUIET:
-        return Block(process, tuple((name, _fast_ns(taken)) for name, taken in turns.items()), 1.0)
+        return Block(process, tuple((name, _fast_ns(taken, share)) for name, taken in turns.items()), 1.0)
     kept = {name: sorted(taken, key=lambda turn: turn.foreign)[:fewest] for name, taken in turns.items()}
     foreign = max(statistics.fmean(turn.foreign for turn in taken) for taken in kept.values())
-    return Block(process, tuple((name, _fast_ns(taken)) for name, taken in kept.items()), foreign)
+    return Block(process, tuple((name, _fast_ns(taken, share)) for name, taken in kept.items()), foreign)
 
 
-def _fast_ns(turns: Sequence[Turn]) -> float:
+def _fast_ns(turns: Sequence[Turn], share: float) -> float:
     ordered = sorted(turn.ns for turn in turns)
-    position = 0.1 * (len(ordered) - 1)
+    position = share * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
@@ -210,6 +218,8 @@ class Contest(Sitting):
         self._diary = diary
         #: Every turn of the process at hand, by party.
         self._usual: dict[str, list[float]] = {}
+        #: How many calls a turn of each party makes, by what was found so far.
+        self._calls: dict[str, int] = {}
         #: Who else used the cores, where they were crowded.
         self._busiest: list[str] = []
 
@@ -304,13 +314,13 @@ class Contest(Sitting):
     def _warmed(self, parties: Mapping[str, Party]) -> dict[str, int]:
         """Page faults, thread pools and clocks; then how many calls a turn of each makes, candidate and base equally
         many: what a turn costs besides its calls must weigh the same."""
-        calls = dict.fromkeys(parties, 1)
         for _ in range(_WARMING_TURNS[self.device]):
             for name, party in parties.items():
                 party.turn(self.pace.slice_ns)
-                calls[name] = max(calls[name], party.calls)
-        racing = [name for name in ("candidate", "base") if name in calls]
-        return {**calls, **dict.fromkeys(racing, max(calls[name] for name in racing))}
+                # A disturbed turn makes too few: then what a request costs is most of what is seen.
+                self._calls[name] = max(self._calls.get(name, 1), party.calls)
+        racing = [name for name in ("candidate", "base") if name in parties]
+        return {**self._calls, **dict.fromkeys(racing, max(self._calls[name] for name in racing))}
 
     def _seat(
         self, stack: contextlib.ExitStack, table: Table, beside: Table | None, *, turned: bool
@@ -366,7 +376,7 @@ class Contest(Sitting):
                     break
             if late or (number % 2 and all(len(quiet(taken)) >= _QUIET_TURNS for taken in turns.values())):
                 break
-        return quiet_block(process, turns)
+        return quiet_block(process, turns, self.pace.share)
 
     def _check_timed_calls(
         self, process: int, table: Table, parties: Mapping[str, Party], blocks: Sequence[Block]
