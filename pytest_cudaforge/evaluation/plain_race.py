@@ -63,6 +63,8 @@ class _Case:
     blocks: list[Block] = field(default_factory=list)
     #: Why there is nothing to compare.
     incomparable: str = ""
+    #: How many calls a turn makes.
+    calls: int = 1
     #: Clear enough, so that no further process measures it.
     done: bool = False
     diary: Diary = field(default_factory=Diary)
@@ -204,7 +206,7 @@ class PlainRace:
             numbers = self._opened(process, pair, case)
         if not case.incomparable:
             with self.lease.timing(), case.diary.phase("blocks"):
-                case.blocks += self._blocks(process, pair, numbers)
+                case.blocks += self._blocks(process, pair, case, numbers)
         _base_s(lambda: pair.base.request("end_rotation", rotation=numbers[0]))
         pair.head.request("end_rotation", rotation=numbers[1])
         usable = {block.process for block in case.blocks if block.foreign <= FOREIGN}
@@ -275,31 +277,30 @@ class PlainRace:
 
     # -- the clock
 
-    def _blocks(self, process: int, pair: _Pair, numbers: tuple[int, int]) -> list[Block]:
+    def _blocks(self, process: int, pair: _Pair, case: _Case, numbers: tuple[int, int]) -> list[Block]:
         blocks: list[Block] = []
         with _Gate(pair) as gate:
             parties: dict[str, Party] = {
                 _HEAD: self._party(pair.head, gate, numbers[1], _own),
                 _BASE: self._party(pair.base, gate, numbers[0], _base_s),
             }
-            calls = self._warmed(parties)
+            self._warmed(parties, case)
             deadline = time.monotonic() + self.pace.budget_s / self.pace.fewest
             for count in range(self.pace.max_blocks):
                 taking = self._quiet_block if self.device == "cpu" else self._event_block
-                block = taking(process + count, parties, calls, deadline)
+                block = taking(process + count, parties, case.calls, deadline)
                 blocks += [replace(block, process=process)] if block is not None else []
                 if count + 1 >= self.pace.min_blocks and time.monotonic() > deadline:
                     break
         return blocks
 
-    def _warmed(self, parties: Mapping[str, Party]) -> int:
-        """Page faults, thread pools and clocks; then how many calls a turn makes, of both equally many."""
-        calls = 1
+    def _warmed(self, parties: Mapping[str, Party], case: _Case) -> None:
+        """Page faults, thread pools and clocks; and how many calls a turn makes, of both equally many."""
         for _ in range(_WARMING_TURNS[self.device]):
             for party in parties.values():
                 party.turn(self.pace.slice_ns)
-                calls = max(calls, party.calls)
-        return calls
+                # A disturbed turn makes too few: what was found in any process counts.
+                case.calls = max(case.calls, party.calls)
 
     def _event_block(self, number: int, parties: Mapping[str, Party], calls: int, deadline: float) -> Block | None:
         load = self._watch.load() if self._watch is not None else None
