@@ -152,7 +152,12 @@ class Attachment:
     # A copy is another module's: it binds its own calls. A pickle must load where this package is not installed.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        return Attachment(self._dispatch)
+        return self._anew()
+
+    def _anew(self) -> Attachment:
+        fresh = Attachment(self._dispatch)
+        fresh.form = self.form
+        return fresh
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return (str, ("was applied in the process that wrote this",))
@@ -308,7 +313,7 @@ class Attachment:
         """The attachment of a copy, which came with the copied ``__dict__``."""
         if self._owner is None:
             return self.own(module)
-        fresh = Attachment(self._dispatch).own(module)
+        fresh = self._anew().own(module)
         module.__dict__.update({name: fresh for name, value in vars(module).items() if value is self})
         return fresh
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from forged_layers import RMS_KERNEL, RMS_PLAN, SCALED_KERNEL, SCALED_PLAN, Repo
 
 from pytest_cudaforge import apply, disabled
 from pytest_cudaforge.languages import load
+from pytest_cudaforge.runtime.dispatch import restore
 
 pytestmark = pytest.mark.skipif(bool(load("cpp").availability()), reason=load("cpp").availability() or "g++ is here")
 X = torch.randn(4, 64)
@@ -88,6 +90,17 @@ def test_layers_compiled_one_by_one_share_their_code(tmp_path: Path) -> None:
     with torch.no_grad():
         model(X)
     assert len(graphs.seen) == 1 and graphs.replays == 1
+
+
+def test_a_copy_is_served_and_a_restored_model_is_not(tmp_path: Path) -> None:
+    model = with_rms(tmp_path).module.RMSNorm(64).eval()
+    apply(model)
+    run, graphs = compiled(copied := copy.deepcopy(model))
+    with torch.no_grad():
+        assert torch.allclose(run(X), doubled(copied, X), rtol=1e-5)
+        restore(copied)
+        assert torch.allclose(2 * run(X), doubled(copied, X), rtol=1e-5)
+    assert graphs.replays == 1
 
 
 def _changed(model: Any) -> None:
