@@ -23,6 +23,7 @@ from pytest_cudaforge.errors import ConfigError, UsageError
 from pytest_cudaforge.forging import search_start
 from pytest_cudaforge.guarded import Change
 from pytest_cudaforge.merge_base import MergeBase, find_merge_base, text_at
+from pytest_cudaforge.plugin import forge_dir
 
 __all__ = ["BaseOptions", "trusted_base"]
 
@@ -72,6 +73,9 @@ class BaseOptions:
         elif how is not None and how != settings.guard.inconclusive:
             name = self.config.inipath.name if self.config.inipath is not None else "addopts"
             changes += (Change(name, "--forge-guard-inconclusive in addopts", settings.guard.inconclusive, str(how)),)
+        kept = forge_dir(self.config), self.config.rootpath
+        if _below(self.forge_dir, self.root) != _below(*kept):
+            changes += (Change("forge_dir", "is", _below(self.forge_dir, self.root), _below(*kept), obeyed=True),)
         if self.config.inipath is not None:
             name = self.config.inipath.name
             changes += trusted.ini_changes(name, self.ini, _ini_values(self.config.inipath))
@@ -101,6 +105,10 @@ class BaseOptions:
         """The same place in the worktree; None for what lies outside of rootdir."""
         root = self.config.rootpath
         return self.root / path.relative_to(root) if path.is_relative_to(root) else None
+
+
+def _below(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def _said(config: pytest.Config, flag: str) -> bool:

@@ -231,10 +231,20 @@ class GuardSession:
         for record in records:
             own = [finding for finding in findings if finding.workload == record.workload]
             notes = [note for race in races if race.workload == record.workload for note in race.notes]
-            answer = self._answer(runner, record, own, notes)
+            answer = self._since(self._answer(runner, record, own, notes), kernel)
             asked = entrant.compared and not any(finding.question == "base" for finding in own)
             answers.append(_uncompared(answer) if asked and answer.outcome == "pass" else answer)
         return {record.id: record for record in answers}
+
+    def _since(self, record: GuardRecord, kernel: GuardedKernel) -> GuardRecord:
+        """Which commits may have made it slower."""
+        if record.outcome not in ("regression", "unfit"):
+            return record
+        folder = (kernel.manifest.parent / kernel.entry.directory).relative_to(self.root)
+        paths = [self.base.commit.prefix / path for path in (folder, Path(kernel.entry.path))]
+        commits = merge_base.commits_since(self.base.commit, paths)
+        note = f"kernel and target were changed since by {', '.join(commits)}" if commits else ""
+        return replace(record, notes=(*record.notes, note)) if note else record
 
     def _raced(self, evaluator: Evaluator, entrant: _Entrant, names: Sequence[str]) -> tuple[Race, ...]:
         """One sitting of each workload, in fresh processes. Raises _Failed."""

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from pytest_cudaforge.errors import UsageError
 if TYPE_CHECKING:
     from git import Git, Repo
 
-__all__ = ["MergeBase", "changed_files", "find_merge_base", "last_change", "text_at", "worktree"]
+__all__ = ["MergeBase", "changed_files", "commits_since", "find_merge_base", "last_change", "text_at", "worktree"]
 
 #: Where a clone's default branch is looked for when nothing says which one it is.
 _USUAL_NAMES = ("origin/main", "origin/master", "main", "master")
@@ -109,6 +109,17 @@ def last_change(base: MergeBase, path: Path) -> str:
     with _git_errors(), _repo(base.top) as repo, _own_environment(repo):
         found = repo.git.log("-1", "--no-show-signature", "--format=%H", base.sha, "--", f":(top,literal){path}")
         return (str(found) or base.sha)[:9]
+
+
+def commits_since(base: MergeBase, paths: Sequence[Path], most: int = 3) -> tuple[str, ...]:
+    """Commits on top of the merge base that changed any of ``paths`` (below the repo's top), newest first, as
+    ``1f2e3d4c5 "perf: a norm"``; what is not committed is named last."""
+    places = [f":(top,literal){path}" for path in paths]
+    with _git_errors(), _repo(base.top) as repo, _own_environment(repo):
+        shown = ("log", "--no-show-signature", f"-{most}", '--format=%h "%s"', f"{base.sha}..HEAD", "--", *places)
+        found = str(repo.git.execute(["git", *shown])).splitlines()
+        dirty = repo.git.status("--porcelain", "--", *places)
+    return (*found, *(["what is not committed yet"] if dirty else []))
 
 
 def text_at(base: MergeBase, path: Path) -> str:

@@ -192,7 +192,7 @@ def test_settings_are_read_from_both_sides(pytester: pytest.Pytester, repo: Repo
     assert (used.trials, used.isolation, used.allow, used.guard.relative) == (7, "auto", None, 0.03)
     assert used.guard.inconclusive == "fail"
     assert {change.name for change in changes} == {
-        *("trials", "isolation", "allow", "guard.relative", "guard.inconclusive", "addopts", "forge_dir"),
+        *("trials", "isolation", "allow", "guard.relative", "guard.inconclusive", "addopts", "forge_dir", "is"),
         "--forge-guard-inconclusive in addopts",
     }
     # Whoever starts the run may say what he likes.

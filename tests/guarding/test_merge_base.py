@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_cudaforge.errors import UsageError
-from pytest_cudaforge.merge_base import changed_files, find_merge_base, last_change, text_at, worktree
+from pytest_cudaforge.merge_base import changed_files, commits_since, find_merge_base, last_change, text_at, worktree
 
 
 def git(folder: Path, *args: str) -> str:
@@ -59,6 +59,10 @@ def test_the_branch_point_is_found_and_told(repo: Path) -> None:
     assert changed_files(base) == ("kernel",)
     assert (text_at(base, Path("kernel")), text_at(base, Path("later"))) == ("old", "")
     assert last_change(base, Path("kernel")) == base.short
+    (repo / "other").write_text("dirty")
+    by = commits_since(base, [Path("kernel"), Path("other")])
+    assert len(by) == 2 and by[0].endswith('"write kernel"') and by[1] == "what is not committed yet"
+    assert commits_since(base, [Path("nothing")]) == ()
 
 
 def test_what_is_compared_with_when_nobody_says(repo: Path, tmp_path: Path) -> None:
