@@ -27,6 +27,8 @@ Bound = Literal["launches", "memory", "products"]
 _SHORT_NS = {"cuda": 100_000.0, "cpu": 100_000.0}
 #: So many times the roofline a short call is bound by something else than memory or arithmetic.
 _FAR = 3.0
+#: Many short launches make a long call: so far from the roofline they are it, unless a single one may last as long.
+_VERY_FAR, _LONG_NS = 30.0, 5e6
 #: What an option has to gain to be kept; the clock's own noise gains less.
 _GAIN = 1.02
 
@@ -124,13 +126,14 @@ def obstacle(baselines: Sequence[Baseline]) -> str:
 
 
 def bound_of(device: DeviceFacts, baselines: Sequence[Baseline]) -> Bound:
-    """What the workload that takes longest is bound by: a short call far above the roofline by its launches; else by
-    whichever of bytes and FLOPs gives the roofline."""
+    """What the workload that takes longest is bound by: a short call far above the roofline by its launches, and a
+    longer one very far above it; else by whichever of bytes and FLOPs gives the roofline."""
     line = max(baselines, key=_fastest_ns)
     fastest_ns, bandwidth = _fastest_ns(line), device.bandwidth_bytes_per_s
     if line.roofline_ns is None or not bandwidth:
         return "products" if line.flops else "memory"
-    if fastest_ns < _SHORT_NS[device.kind] and fastest_ns > _FAR * line.roofline_ns:
+    short = fastest_ns < _SHORT_NS[device.kind]
+    if fastest_ns > (_FAR if short else _VERY_FAR) * line.roofline_ns and fastest_ns < _LONG_NS:
         return "launches"
     memory_ns = line.min_bytes / bandwidth * 1e9
     return "products" if line.roofline_ns > 1.05 * memory_ns else "memory"

@@ -49,6 +49,8 @@ def options(candidate) -> dict[str, object]:
 def test_the_bound_is_told_from_baselines_and_roofline(device: DeviceFacts) -> None:
     assert bound_of(device, [baseline(20_000, 1_000, device=device)]) == "launches"
     assert bound_of(device, [baseline(2e6, 1e6, device=device)]) == "memory"
+    assert bound_of(device, [baseline(400_000, 1_000, device=device)]) == "launches", "many of them"
+    assert bound_of(device, [baseline(2e7, 1e5, device=device)]) == "memory", "a slow kernel, not many"
     products = replace(baseline(2e6, 1e6, 10**9, device), min_bytes=1000)
     assert bound_of(device, [baseline(1e3, 900, device=device), products]) == "products"
     assert bound_of(device, [baseline(2e6, None, 10**9, device)]) == "products"
@@ -57,7 +59,9 @@ def test_the_bound_is_told_from_baselines_and_roofline(device: DeviceFacts) -> N
 
 def test_what_helps_first_is_tried_first() -> None:
     first = {
-        (kind, fastest): next(iter(options(Search(device, [baseline(fastest, 1_000, device=device)]).candidate([]))))
+        (kind, fastest): next(
+            iter(options(Search(device, [baseline(fastest, fastest / 10, device=device)]).candidate([])))
+        )
         for kind, device in (("cpu", CPU), ("cuda", GPU))
         for fastest in (20_000, 2e6)
     }
