@@ -93,10 +93,13 @@ class BaseTree:
 
     def target_like(self, target: Target, root: Path) -> Target | None:
         """The merge base's version of a target; None where it has none."""
-        path = self.root / target.path
-        if Path(target.root) != root:
+        own = Path(target.root)
+        if not own.is_relative_to(root):
             return None
-        found = discover([path], self.root).targets if path.is_file() else ()
+        # Paths of entries may begin at a folder below rootdir.
+        there = self.root / own.relative_to(root)
+        path = there / target.path
+        found = discover([path], there).targets if path.is_file() else ()
         return next((one for one in found if one.id == target.id), None)
 
     @functools.cached_property
@@ -231,17 +234,21 @@ class GuardSession:
         for record in records:
             own = [finding for finding in findings if finding.workload == record.workload]
             notes = [note for race in races if race.workload == record.workload for note in race.notes]
-            answer = self._since(self._answer(runner, record, own, notes), kernel)
+            answer = self._since(self._answer(runner, record, own, notes), entrant)
             asked = entrant.compared and not any(finding.question == "base" for finding in own)
             answers.append(_uncompared(answer) if asked and answer.outcome == "pass" else answer)
         return {record.id: record for record in answers}
 
-    def _since(self, record: GuardRecord, kernel: GuardedKernel) -> GuardRecord:
+    def _since(self, record: GuardRecord, entrant: _Entrant) -> GuardRecord:
         """Which commits may have made it slower."""
         if record.outcome not in ("regression", "unfit"):
             return record
-        folder = (kernel.manifest.parent / kernel.entry.directory).relative_to(self.root)
-        paths = [self.base.commit.prefix / path for path in (folder, Path(kernel.entry.path))]
+        entry = entrant.kernel.entry
+        places = (entrant.kernel.manifest.parent / entry.directory, Path(entrant.target.root) / entry.path)
+        inside = [place.relative_to(self.root) for place in places if place.is_relative_to(self.root)]
+        paths = [self.base.commit.prefix / place for place in inside]
+        if not paths:
+            return record
         commits = merge_base.commits_since(self.base.commit, paths)
         note = f"kernel and target were changed since by {', '.join(commits)}" if commits else ""
         return replace(record, notes=(*record.notes, note)) if note else record

@@ -356,4 +356,6 @@ def _forged_folders(paths: Sequence[Path], config: pytest.Config) -> Iterator[Pa
                 if MANIFEST_NAME in files and _is_forged(Path(place), config):
                     folders.clear()
                     yield Path(place)
+                if "pyvenv.cfg" in files:
+                    folders.clear()
                 folders[:] = [name for name in folders if not name.startswith(".") and name not in NEVER]
