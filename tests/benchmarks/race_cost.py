@@ -99,9 +99,10 @@ def places(arguments: argparse.Namespace, folder: Path) -> None:
                 race = evaluator.race(kernel(kind, 0.0), target, processes=1, references=("eager",))
                 if isinstance(race, tuple):
                     found[count].append(statistics.median(dict(b.ns)["eager"] for b in race[0].blocks) / 1e3)
+                    print(f"eager, {count} rows: {found[count][-1]:.3f} us", flush=True)
     for count, values in found.items():
         spread = statistics.stdev(values) / statistics.fmean(values)
-        print(f"eager, {count} rows, {len(values)} oracles: {' '.join(f'{v:.2f}' for v in values)} us; {spread:.2%}")
+        print(f"eager, {count} rows, {len(values)} oracles: standard deviation {spread:.2%}")
 
 
 def main() -> None:
