@@ -9,6 +9,7 @@ what only one of them is asked (the candidate's answers are judged, after its bl
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pytest_cudaforge.evaluation import comparison
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.parties import Clock, Party, request_ns
 from pytest_cudaforge.evaluation.pressure import CoreUsers, ForeignLoad
+from pytest_cudaforge.evaluation.priority import favoured
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sitting import Incumbent, Pace, Sitting, Table
 from pytest_cudaforge.evaluation.timing import (
@@ -301,6 +303,9 @@ class Contest(Sitting):
                 parties = self._seat(stack, table, beside, turned=turned)
             for name in self.rotation.parties:
                 parties[name] = self._baseline(name)
+            if self.device == "cpu":
+                # Before the first call: threads begin as whoever begins them. This process holds the clock.
+                stack.enter_context(favoured({*self._users(), os.getpid()}))
             with self._diary.phase("warming up"):
                 calls = self._warmed(parties)
             with self._diary.phase("blocks"):
