@@ -34,7 +34,7 @@ from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, l
 from pytest_cudaforge.evaluation.nursery import Nursery
 from pytest_cudaforge.evaluation.oracle import OracleClient, compiler_caches, oracle_environment
 from pytest_cudaforge.evaluation.parties import Clock
-from pytest_cudaforge.evaluation.plain_race import PlainRace
+from pytest_cudaforge.evaluation.plain_race import PlainRace, plain_pace
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load, stalled_share, wait_for_quiet
 from pytest_cudaforge.evaluation.profiling import ProfiledCall
 from pytest_cudaforge.evaluation.race import HANG_LIMIT_S, BaseFailed, Contest, Diary, RacePace, Reference
@@ -460,7 +460,7 @@ class Evaluator:
             self._fresh_oracle,
             device=self.kind,
             clock=self.clock_of(""),
-            pace=RacePace.racing(self.kind, processes, budget_s, hosted=False),
+            pace=plain_pace(self.kind, processes, budget_s),
             lease=self.lease,
             python_paths=self.settings.python_paths,
             cache_bytes=self._cache_bytes,

@@ -28,10 +28,11 @@ from pytest_cudaforge.hardware.nvml import DeviceMonitor
 from pytest_cudaforge.lease import DeviceLease
 from pytest_cudaforge.records import Race, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
-__all__ = ["PlainRace"]
+__all__ = ["PlainRace", "plain_pace"]
 
 _HEAD, _BASE = "candidate", "base"
 _PARTY = "eager"
+_MOST_PROCESSES = 10
 #: Values of more than this are not handed from one version to the other.
 _MOST_HANDED_BYTES = 1 << 30
 #: So many input sets a CPU's calls rotate over: two versions draw them anew in every process.
@@ -47,6 +48,12 @@ _CROWDED = {
 }
 
 _Result = TypeVar("_Result")
+
+
+def plain_pace(device: str, processes: int | None, budget_s: float | None) -> RacePace:
+    """As for kernels, but more processes at most: a forked one costs a third of a second on a GPU, and modules of many
+    small kernels differ from process to process by a few per cent there."""
+    return replace(RacePace.racing(device, processes, budget_s, hosted=False), processes=processes or _MOST_PROCESSES)
 
 
 class _BaseFailed(Exception):

@@ -208,11 +208,20 @@ class _Step:
     def run(self) -> None:
         outputs = self._forward()
         wanted = [outputs[path] for path in self._paths]
-        torch.autograd.grad(wanted, self._sources, self._gradients, allow_unused=True)
+        _run_backward(wanted, self._gradients, self._sources)
 
 
 def _run_step(step: _Step) -> None:
     step.run()
+
+
+def _run_backward(outputs: list[Tensor], gradients: list[Tensor], sources: list[Tensor]) -> None:
+    """torch.autograd.grad without its checks: for those it imports a computer algebra system, which takes seconds in
+    every fresh process."""
+    run: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    if run is None:  # before torch 2.2
+        run = torch.autograd.Variable._execution_engine.run_backward
+    run(tuple(outputs), tuple(gradients), False, False, tuple(sources), allow_unreachable=True, accumulate_grad=False)
 
 
 def _gradient_like(output: Tensor, generator: torch.Generator) -> Tensor:
