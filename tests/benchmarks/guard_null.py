@@ -41,8 +41,8 @@ from pytest_cudaforge.records import Candidate, Race, Target, from_json, to_json
 from pytest_cudaforge.yardsticks import YARDSTICKS, Yardstick, target_in
 
 DATA = Path(__file__).parent / "data" / "guard_null.jsonl"
-#: rows x 4096 fp32 of the norm: about 70 and 270 us on an H200.
-NORM_ROWS = (8192, 32768)
+#: rows x 4096 fp32 of the norm: about 6, 70 and 270 us on an H200.
+NORM_ROWS = (16, 8192, 32768)
 FALSE_ALARMS_AT_MOST = {"cuda": 0.001, "cpu": 0.01}
 
 
@@ -55,7 +55,7 @@ class Norm(Yardstick):
 
 
 def yardsticks(kind: str) -> tuple[Yardstick, ...]:
-    norms = [Norm(f"norm{rows}", kind, rows) for rows in NORM_ROWS] if kind == "cuda" else []
+    norms = [Norm(f"norm{rows}", kind, rows, rows > 1000) for rows in NORM_ROWS] if kind == "cuda" else []
     return (*YARDSTICKS[kind], *norms)
 
 
