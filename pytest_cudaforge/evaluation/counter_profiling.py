@@ -55,6 +55,8 @@ class CounterProfiler:
     cache_dir: Path
     #: Why kernels are not looked at inside their calls any more; "" while they are.
     only_alone: str = ""
+    #: What the last of those looks saw, and of which candidate's call: a deeper profile of it needs no other.
+    seen_inside: tuple[tuple[str, str, str], tuple[RawKernel, ...]] = (("", "", ""), ())
 
     def look(self, call: ProfiledCall, static: Profile) -> Profile:
         """``static`` with what ncu saw. Raises Refused; OracleError and TargetError where inputs cannot be drawn."""
@@ -77,10 +79,14 @@ class CounterProfiler:
         left there; and notes."""
         if len(reading.kernels) < 2 or _is_long(call, depth):
             return (), ()
+        which = (call.candidate.digest, call.target.id, call.product.workload.name)
+        if self.seen_inside[0] == which and _shapes(self.seen_inside[1]) == _shapes(reading.kernels):
+            return self.seen_inside[1], ()
         why = self.only_alone
         try:
             if not why:
-                return self._look_inside(call, folder, reading, depth), ()
+                self.seen_inside = (which, self._look_inside(call, folder, reading, depth))
+                return self.seen_inside[1], ()
         except Refused as refusal:
             why = str(refusal)
             if refusal.stuck or refusal.lasting:
@@ -101,9 +107,7 @@ class CounterProfiler:
             pages: dict[str, str] = {}
             self._page(folder, "raw", pages, report)
             found = ncu.read_pages(pages)
-        if [(k.symbol, k.grid, k.block) for k in found.kernels] != [
-            (k.symbol, k.grid, k.block) for k in reading.kernels
-        ]:
+        if _shapes(found.kernels) != _shapes(reading.kernels):
             raise Refused("a second look saw other kernels")
         return found.kernels
 
@@ -209,6 +213,10 @@ class CounterProfiler:
 
 def _replay_command(folder: Path) -> list[str]:
     return [sys.executable, "-B", "-m", "pytest_cudaforge.evaluation.profiled_replay", str(folder)]
+
+
+def _shapes(launches: Sequence[RawKernel]) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    return [(launch.symbol, launch.grid, launch.block) for launch in launches]
 
 
 def _is_long(call: ProfiledCall, depth: Depth) -> bool:

@@ -151,8 +151,8 @@ def test_an_unknown_metric_is_left_out_and_the_run_goes_on(
     assert Path(profile.report).read_text() == "report\n"
     full = profiler.profile(call[0], "full")
     assert full.rung == "ncu" and full.rules and full.report != profile.report
-    # Each look is two: kernels alone, and inside the call. What the device lacks is known: nothing was asked again.
-    assert asked.read_text() == 2 * 2 * "x\n"
+    # Kernels were looked at alone, inside the call, and at full depth alone: what is known is not asked again.
+    assert asked.read_text() == 3 * "x\n"
     counted = {name for kernel in full.kernels for name, _, _ in kernel.metrics}
     assert {"in_call__duration", "in_call__dram_bytes", "in_call__dram_share_of_ceiling"} <= counted
     # A look inside the call that takes two passes finds in the caches what the first of them left: it counts nothing.
@@ -163,7 +163,7 @@ def test_an_unknown_metric_is_left_out_and_the_run_goes_on(
     assert alone.rung == "ncu" and alone.notes == again.notes
     assert any("looked at alone only" in note and "in one pass" in note for note in alone.notes)
     assert not [name for kernel in alone.kernels for name, _, _ in kernel.metrics if name.startswith("in_call")]
-    assert asked.read_text() == (2 * 2 + 2 + 1) * "x\n", "it was not tried again"
+    assert asked.read_text() == (3 + 2 + 1) * "x\n", "it was not tried again"
 
 
 def test_where_nvidias_module_does_not_read_a_report_its_pages_are_printed(
