@@ -345,24 +345,26 @@ class GuardSession:
 
     def _on_trusted_terms(self, target: Target) -> tuple[Target, tuple[Change, ...], tuple[str, ...]]:
         """The target on the terms of the merge base's version of it, what changed, and notes. That version is imported
-        only where its source differs."""
+        only where something that its import runs differs."""
         if target.id not in self._terms:
             self._terms[target.id] = self._found_terms(target)
         return self._terms[target.id]
 
     def _found_terms(self, target: Target) -> tuple[Target, tuple[Change, ...], tuple[str, ...]]:
         old = self.base.target_like(target, self.root)
-        if old is None or old.digest == target.digest:
+        if old is None or not reach.difference(target, old, self.python_paths):
             return target, (), ()
-        changed = Change(target.id, "source", old.digest[:12], target.digest[:12], obeyed=True)
+        changed: tuple[Change, ...] = ()
+        if old.digest != target.digest:
+            changed = (Change(target.id, "source", old.digest[:12], target.digest[:12], obeyed=True),)
         try:
             theirs = self._oracle_of_base().terms(old)
             ours = self._any_evaluator().oracle.terms(target)
         except (UsageError, OracleError, DeviceError) as error:
             note = f"the merge base's options of {target.id} cannot be read, today's were used: {error.what}"
-            return target, (changed,), (note,)
+            return target, changed, (note,)
         terms, changes = trusted.trusted_terms(target.id, theirs, ours)
-        return replace(target, terms=terms), (changed, *changes), ()
+        return replace(target, terms=terms), (*changed, *changes), ()
 
     def _unchanged_since(self, manifest: Path | None, entry: Entry | None) -> str:
         assert manifest is not None and entry is not None
