@@ -10,7 +10,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ __all__ = [
     "REFERENCE",
     "STALE",
     "BoundCall",
+    "Direct",
     "LoadedPlan",
     "allocator",
     "is_whole",
@@ -96,6 +97,18 @@ def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], torch.T
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
+class Direct(NamedTuple):
+    """Of a plan that returns its one fresh buffer. ``pick`` brings tensors and output into the order of the plan's
+    buffers, None: they are. ``mask``: of the addresses' bits, none of which may be set."""
+
+    output: Callable[[], torch.Tensor]
+    pick: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]] | None
+    mask: int
+    stream: Callable[[], int]
+    bounds: list[Bound]
+    take: Callable[[], Bound]
+
+
 class BoundCall:
     """``run`` takes the tensors of one call in the order of :func:`runtime.signature.flatten_call`.
 
@@ -140,13 +153,10 @@ class BoundCall:
             self._graphs = None
         special = self._prepared or self._arena_bytes or self._graphs
         self._direct = self._single and not special and len(self._main.plan.buffers) > 1
-        # Not where it would refer to this object: a circle would keep a deleted model's weights in memory.
-        self._launch = self.launcher(self._input_count) if self._direct else None
 
     def _sources(self, plan: LaunchPlan, input_paths: Sequence[str]) -> None:
         positions = {path: i for i, path in enumerate(input_paths)}
         slots = {slot.path: slot for slot in self.circumstances.slots}
-        self._input_count = len(positions)
         self._blank = [0] * len(plan.buffers)
         self._inputs: list[tuple[int, int]] = []
         self._state: list[tuple[int, Slot]] = []
@@ -187,52 +197,32 @@ class BoundCall:
         """The output, REFERENCE or STALE; ``own`` is the module's ``__dict__``. Raises LaunchFailure, Unsupported."""
         if not self.circumstances.hold(self.device, own):
             return STALE
-        everything = (*tensors, *self.circumstances.tensors(own))
-        launch = self._launch or self.launcher(self._input_count)
-        return on_device(launch, self._index)(own, everything) if self.several_devices else launch(own, everything)
+        return self.run_fitting(tensors, own)
 
-    def launcher(self, count: int) -> Callable[[dict[str, Any], Sequence[torch.Tensor]], Any]:
-        """What runs the plan on tensors that fit: ``count`` of the call's, then the module's in the order of slots.
+    def run_fitting(self, tensors: Sequence[torch.Tensor], own: dict[str, Any]) -> Any:
+        """:meth:`run` where somebody else made sure that module and tensors are what the plan was bound for."""
+        return on_device(self._run, self._index)(tensors, own) if self.several_devices else self._run(tensors, own)
 
-        Given the module's ``__dict__`` and these; the output, or REFERENCE where a tensor is misaligned or overlaps.
-        """
+    def direct(self, count: int) -> Direct | None:
+        """What it takes to run this plan without further ado, given ``count`` tensors of the call followed by the
+        module's in the order of slots; None where it does not return its one fresh buffer and need nothing else."""
         if not self._direct:
-            return lambda own, tensors: self._run(tensors, own)
+            return None
         slots = {slot.path: count + place for place, slot in enumerate(self.circumstances.slots)}
         places = dict(self._inputs) | {index: slots[slot.path] for index, slot in self._state}
         ((_, shape, strides, dtype),) = self._fresh
-        # The output comes last.
-        pick = operator.itemgetter(*(places.get(index, -1) for index in range(len(self._main.plan.buffers))))
-        empty, current_stream, index, mask = self._empty, self._current_stream, self._index, self._align_mask
-        take, bounds, data_ptr = self._main.take, self._main.bounds, torch.Tensor.data_ptr
-
-        def launch(own: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-            output = empty(shape, strides, dtype)
-            addresses: Any = map(data_ptr, pick((*tensors, output)))
-            if mask:
-                addresses = [*addresses]
-                if functools.reduce(operator.or_, addresses) & mask:
-                    return REFERENCE
-            try:
-                bound = bounds.pop()
-            except IndexError:
-                bound = take()
-            stream = current_stream(index)
-            if stream != bound.stream:
-                bound.queue_on(stream)
-            if bound.moving:
-                addresses = [*addresses]
-                for step in bound.moving:
-                    step.point(addresses)
-            bound.fill(*addresses)
-            for call in bound.calls:
-                code = call()
-                if code:
-                    bound.retry_or_raise(call, code)
-            bounds.append(bound)
-            return output
-
-        return launch
+        # The output comes behind all of them.
+        last = count + len(self.circumstances.slots)
+        order = [places.get(index, last) for index in range(len(self._main.plan.buffers))]
+        pick = operator.itemgetter(*order) if order != list(range(last + 1)) else None
+        return Direct(
+            functools.partial(self._empty, shape, strides, dtype),
+            pick,
+            self._align_mask,
+            functools.partial(self._current_stream, self._index),
+            self._main.bounds,
+            self._main.take,
+        )
 
     def _run(self, tensors: Sequence[torch.Tensor], own: dict[str, Any]) -> Any:
         addresses = self._blank.copy()

@@ -40,7 +40,7 @@ _MOST_PROBES = 256
 
 def traced(module: Any, form: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
     """(whether the kernel serves this call, its output) while Dynamo traces an applied module or function."""
-    if torch.compiler.is_exporting():
+    if _exporting():
         return _decline(form, "an exported program has to run where no kernels are"), None
     probes, paths = _form_facts(form)
     for path, kind, value in probes:
@@ -174,6 +174,11 @@ class _Walk:
 # -- the decision, made by a real call ----------------------------------------------------------------------------
 
 
+def _exporting() -> bool:
+    # Asked for real: older Dynamos take torch.compiler.is_exporting() for true in every compilation.
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 def _form_facts(form: str) -> tuple[Any, Any]:
     found = _forms[form]
     return found.probes, found.paths
@@ -205,6 +210,7 @@ def _decide(
 
 # Dynamo calls these for real and takes what they return for constants (torch.compiler.assume_constant_result does no
 # more than this, and importing it costs a second).
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _form_facts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _decline._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
