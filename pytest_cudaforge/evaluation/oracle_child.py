@@ -34,7 +34,6 @@ from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, op
 from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
-from pytest_cudaforge.plan import encode_spec
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
 from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
 from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
@@ -208,12 +207,8 @@ class _Oracle:
         relocate(foreign, own, package, import_root)
 
     def do_version(self, target: Any) -> Any:
-        """What tells two versions of a target apart before they race."""
         version = self.version(target)
-        state = {path: encode_spec(spec_of(tensor))[:2] for path, tensor in version.state().items()}
-        facts = to_json(target_facts(version, flops=False))
-        copies = installed_copies(version.target.root, version.target.import_root)
-        return {"facts": facts, "state": state, "init": version.init_text(), "copies": copies}
+        return {**version.told(), "copies": installed_copies(version.target.root, version.target.import_root)}
 
     def do_open_version(self, target: Any, workload: str, frames: int, backward: bool) -> Any:
         rotation = VersionRotation(self.version(target), workload, frames, backward)
@@ -276,16 +271,12 @@ class _Oracle:
 # -- facts -------------------------------------------------------------------------------------------------------
 
 
-def target_facts(subject: Subject, *, flops: bool = True) -> TargetFacts:
-    """Import, draw and run every workload once. Raises TargetError for whatever cannot be forged.
-
-    ``flops``: count them, for which a fresh process imports a second's worth of torch.
-    """
+def target_facts(subject: Subject) -> TargetFacts:
+    """Import, draw and run every workload once. Raises TargetError for whatever cannot be forged."""
     options = subject.options
     workloads = []
     for name in options.input_sets:
-        run = functools.partial(subject.trial_run, name)
-        counted, (leaves, tree, output) = _counted(run) if flops else ((0, 0), run())
+        counted, (leaves, tree, output) = _counted(functools.partial(subject.trial_run, name))
         facts = workload_facts(subject, name, leaves, tree, output)
         writes = tuple(sorted(subject.mutates(name)))
         workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1], writes=writes))

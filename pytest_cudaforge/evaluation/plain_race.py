@@ -26,7 +26,7 @@ from pytest_cudaforge.evaluation.sitting import frame_count, kept_blocks
 from pytest_cudaforge.evaluation.timing import FOREIGN, Block, block_of, crowded
 from pytest_cudaforge.hardware.nvml import DeviceMonitor
 from pytest_cudaforge.lease import DeviceLease
-from pytest_cudaforge.records import Race, Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.records import Race, Target, WorkloadFacts, from_json, to_json
 
 __all__ = ["PlainRace", "plain_pace"]
 
@@ -85,10 +85,20 @@ class _Case:
 class _Facts:
     """One version, as its first process tells."""
 
-    facts: TargetFacts
+    workloads: tuple[WorkloadFacts, ...]
     state: Mapping[str, Any]
     init: Any
-    copies: Sequence[str] = ()
+    mode: str
+    grad: bool
+    copies: tuple[str, ...]
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> _Facts:
+        workloads = tuple(from_json(WorkloadFacts, one) for one in told["workloads"])
+        return cls(**{**told, "workloads": workloads, "copies": tuple(told["copies"])})
+
+    def of_name(self, name: str) -> WorkloadFacts | None:
+        return next((one for one in self.workloads if one.name == name), None)
 
 
 @dataclass
@@ -182,16 +192,16 @@ class PlainRace:
                 lambda: pair.base.request("version", target=to_json(self.base)),
                 lambda: pair.head.request("version", target=to_json(self.target)),
             )
-        base, head = (_Facts(from_json(TargetFacts, t["facts"]), t["state"], t["init"], t["copies"]) for t in told)
-        known = {w.name: w for w in head.facts.workloads}
+        base, head = (_Facts.of(one) for one in told)
+        known = {w.name: w for w in head.workloads}
         for name in workloads or ():
             if name not in known:
                 raise ConfigError(f"{self.target.id} has no workload {name!r}", expected=", ".join(known))
-        gone = [w for w in base.facts.workloads if w.name not in known and workloads is None]
+        gone = [w for w in base.workloads if w.name not in known and workloads is None]
         cases = []
         for workload in (*known.values(), *gone):
             if workloads is None or workload.name in workloads:
-                backward = (False, True) if head.facts.grad or base.facts.grad else (False,)
+                backward = (False, True) if head.grad or base.grad else (False,)
                 cases += [self._case(workload, wanted, head, base) for wanted in backward]
         return cases
 
@@ -431,18 +441,15 @@ def _relocation(foreign: Target, own: Target) -> dict[str, Any]:
 
 def _incomparable(workload: WorkloadFacts, head: _Facts, base: _Facts) -> str:
     """Why a workload of the two says nothing of their speed; "" where it does."""
-    at_base = next((w for w in base.facts.workloads if w.name == workload.name), None)
-    now = next((w for w in head.facts.workloads if w.name == workload.name), None)
+    at_base, now = base.of_name(workload.name), head.of_name(workload.name)
     if now is None:
         return "this workload is gone: there is nothing to compare with the merge base's"
     if at_base is None:
         return "this workload is new since the merge base: there is nothing to compare with"
     if dict(now.inputs) != dict(at_base.inputs):
         return f"its inputs changed, so it is another workload: {_shown(at_base)} at the merge base, {_shown(now)} now"
-    if head.facts.mode != base.facts.mode:
-        return (
-            f"its mode changed, so it is another workload: {base.facts.mode} at the merge base, {head.facts.mode} now"
-        )
+    if head.mode != base.mode:
+        return f"its mode changed, so it is another workload: {base.mode} at the merge base, {head.mode} now"
     if head.init != base.init and head.state != base.state:
         return "it is constructed with other arguments than at the merge base, and is another size: another workload"
     return ""

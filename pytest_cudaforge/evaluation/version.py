@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.bench import declared_dtype
@@ -18,13 +19,12 @@ from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, seed_generators
-from pytest_cudaforge.plan import encode_spec
+from pytest_cudaforge.records import WorkloadFacts, to_json
 from pytest_cudaforge.runtime.signature import (
     flatten_call,
     flatten_output,
     spec_of,
     split_call,
-    unflatten_call,
 )
 
 __all__ = ["Version", "VersionRotation"]
@@ -42,6 +42,31 @@ class Version(Subject):
         leaves, _ = flatten_call(*split_call(drawn))
         self._asked = frozenset(p for p, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.requires_grad)
         return drawn
+
+    def told(self) -> dict[str, Any]:
+        """What tells two versions apart before they race. Runs no forward: what it returns may be anything."""
+        return {
+            "workloads": [to_json(self._workload(name)) for name in self.options.input_sets],
+            "state": {path: _shape_of(tensor) for path, tensor in self.state().items()},
+            "init": self.init_text(),
+            "mode": self.options.mode,
+            "grad": self.options.grad,
+        }
+
+    def _workload(self, name: str) -> WorkloadFacts:
+        leaves, tree = flatten_call(*self.draw(name, 0))
+        tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor)]
+        return WorkloadFacts(
+            name=name,
+            inputs=tuple((path, spec_of(v) if isinstance(v, Tensor) else v) for path, v in leaves.items()),
+            input_tree=tree,
+            outputs=(),
+            output_tree=None,
+            input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            state_bytes=0,
+            output_bytes=0,
+            flops=0,
+        )
 
     def init_text(self) -> Any:
         """The constructor's arguments as plain data; None where they are none, which says nothing about them."""
@@ -74,6 +99,8 @@ class VersionRotation(Rotation):
     subject: Version
 
     def __init__(self, subject: Version, workload: str, frames: int, backward: bool) -> None:
+        # Calls that were timed before may have changed it, each version's another number of times.
+        subject.restore()
         super().__init__(subject, workload, frames)
         self.backward = backward
 
@@ -146,21 +173,28 @@ class VersionRotation(Rotation):
         return found
 
     def _outputs(self) -> dict[str, Any]:
+        """Its tensors and numbers by path; none where it returns something else, which is nothing to compare."""
         args, kwargs = self.sets[0]
         seed_generators(INIT_SEED)
         with self.subject.as_constructed(), precision_flags(self.subject.options.precision):
-            outputs, _ = flatten_output(self.subject.run(self.subject.function, *_copied(args, kwargs)))
-        return outputs
+            output = self.subject.run(self.subject.function, *_copied(args, kwargs))
+        try:
+            leaves, _ = flatten_output(output)
+        except TargetError:
+            return {}
+        plain = (path for path, value in leaves.items() if not isinstance(value, Tensor) or _is_plain(value))
+        return {path: leaves[path] for path in sorted(plain)}
 
     def _exact(self) -> tuple[dict[str, Any], Fp64Mode]:
         """The outputs carried in fp64; none where there is no such form."""
-        leaves, tree = flatten_call(*_copied(*self.sets[0]))
-        wide = {p: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for p, v in leaves.items()}
+        args, kwargs = _copied(*self.sets[0])
+        leaves, _ = flatten_call(args, kwargs)
+        args, kwargs = tree_map(_widened, (args, kwargs))
         mode = Fp64Mode(declared_dtype(leaves, self.subject.state()))
         seed_generators(INIT_SEED)
         try:
             with mode, declared_limits(mode.declared):
-                outputs, _ = flatten_output(self.subject.run(self.subject.wide(), *unflatten_call(tree, wide)))
+                outputs, _ = flatten_output(self.subject.run(self.subject.wide(), args, kwargs))
         except (TargetError, torch.OutOfMemoryError):
             return {}, mode
         return outputs, mode
@@ -183,9 +217,9 @@ class _Step:
     """One call and its gradients, over and over on the same values."""
 
     def __init__(self, subject: Version, args: Any, kwargs: Any) -> None:
-        leaves, tree = flatten_call(args, kwargs)
-        inputs = {path: leaves[path].detach().requires_grad_() for path in subject.wanted(leaves)}
-        self._args, self._kwargs = unflatten_call(tree, {**leaves, **inputs})
+        leaves, _ = flatten_call(args, kwargs)
+        inputs = {id(leaves[path]): leaves[path].detach().requires_grad_() for path in subject.wanted(leaves)}
+        self._args, self._kwargs = tree_map(lambda leaf: inputs.get(id(leaf), leaf), (args, kwargs))
         self._function = subject.function
         parameters = subject.parameters()
         for parameter in parameters:
@@ -231,20 +265,32 @@ def _gradient_like(output: Tensor, generator: torch.Generator) -> Tensor:
 
 def _copied(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The same values in tensors of their own: a forward may write its inputs."""
-    leaves, tree = flatten_call(args, kwargs)
-    own = {path: leaf.clone() if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
-    return unflatten_call(tree, own)
+    own: tuple[Any, Any] = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    return own
+
+
+def _widened(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Has it elements in memory, one beside the other?"""
+    return value.layout == torch.strided and not value.is_nested and value.device.type != "meta"
+
+
+def _shape_of(tensor: Tensor) -> list[Any]:
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
 def _print_of(value: Any) -> Any:
-    """``[spec, checksum]`` of a tensor, ``[value]`` of anything else."""
+    """``[[shape, dtype], checksum]`` of a tensor, ``[value]`` of anything else."""
     if not isinstance(value, Tensor):
         return [repr(value)]
     data = _bytes_of(value)
     words = data.view(torch.int32) if data.numel() % 4 == 0 else data
     # The second sum tells values in another order.
     sums = [int(part.sum(dtype=torch.int64)) for part in (words, words[::3])]
-    return [encode_spec(spec_of(value)), sums]
+    return [_shape_of(value), sums]
 
 
 def _bytes_of(value: Tensor) -> Tensor:
