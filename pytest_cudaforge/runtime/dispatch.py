@@ -87,7 +87,8 @@ class ApplyReport:
 
     @property
     def compiled(self) -> dict[str, dict[str, int]]:
-        """By path: what ``torch.compile`` was given for it ("kernel", or "reference: " and why), and how often."""
+        """By path: what ``torch.compile`` was given for it ("kernel", or "reference: " and why), and how often; modules
+        of one class with the same attributes are counted together."""
         found = {}
         for path, reference in self._attachments:
             attachment = reference()
