@@ -9,6 +9,7 @@ what the other draws by itself where that is the same, which it is unless somebo
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pytest_cudaforge.errors import ConfigError, OracleError, TargetError
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, SlopeParty, request_ns
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad
+from pytest_cudaforge.evaluation.priority import favoured
 from pytest_cudaforge.evaluation.race import Diary, RacePace, Turn, block_order, quiet, quiet_block, settled
 from pytest_cudaforge.evaluation.sitting import frame_count, kept_blocks
 from pytest_cudaforge.evaluation.timing import FOREIGN, Block, block_of, crowded
@@ -179,8 +181,11 @@ class PlainRace:
                 base.request("relocate", **_relocation(self.target, self.base))
             pids = {client.pid for client in (head, base) if client.pid is not None}
             self._pids |= pids
+            # Before they begin threads, which are then as they are; this process holds the clock.
+            goes_first = favoured({*pids, os.getpid()}) if self.device == "cpu" else contextlib.nullcontext()
             try:
-                yield _Pair(head, base, together=self.device != "cpu")
+                with goes_first:
+                    yield _Pair(head, base, together=self.device != "cpu")
             finally:
                 self._pids -= pids
 

@@ -21,7 +21,7 @@ LAYERS = """
 import torch
 from torch import nn
 
-import {helper}
+from pack import ops
 from pytest_cudaforge import forge_target
 
 
@@ -37,7 +37,7 @@ class Scale(nn.Module):
         {more}
 
     def forward(self, x):
-        return {helper}.scaled(x, self.weight)
+        return ops.scaled(x, self.weight)
 """
 SCALED = "def scaled(x, weight):\n    return x * weight\n"
 #: Twelve times the calls, and so a result that rounding tells apart from the other within the tolerance.
@@ -50,10 +50,12 @@ def scaled(x, weight):
 
 
 def version(root: Path, text: str = SCALED, *, inputs: str = "inputs=rows(8)", more: str = "pass") -> Target:
-    """``Scale`` in a checkout of its own; ``ops.py`` beside it has ``text``."""
-    root.mkdir(parents=True)
-    (root / "layers.py").write_text(LAYERS.format(helper="ops", inputs=inputs, more=more))
-    (root / "ops.py").write_text(text)
+    """``Scale`` in a checkout of its own, in a package whose name both versions have; its ``ops.py`` has ``text``."""
+    package = root / "src" / "pack"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "layers.py").write_text(LAYERS.format(inputs=inputs, more=more))
+    (package / "ops.py").write_text(text)
     return discover([root], root).targets[0]
 
 
