@@ -96,9 +96,15 @@ def _settled(
     return settings, replace(report, changes=(*report.changes, *changes))
 
 
+@functools.lru_cache(maxsize=4)
+def _calibration(facts: DeviceFacts, folder: Path) -> calibration.Calibration | None:
+    # It keeps every block it was reckoned from, and both the header and the race want it.
+    return calibration.load(facts, folder)
+
+
 def runner_of(settings: ForgeConfig, facts: DeviceFacts) -> Runner:
     """What calibration says of this machine, and the thresholds that follow from it and from the settings."""
-    known, given = calibration.load(facts, cache_dir(os.environ)), settings.guard
+    known, given = _calibration(facts, cache_dir(os.environ)), settings.guard
     thresholds = calibration.thresholds_from(
         known,
         facts.kind,

@@ -307,12 +307,13 @@ def _named(ids: Iterable[str], root: Path) -> Iterator[_Selected]:
         what, _, workload = item.partition("[")
         if what not in ("case", "guard") or not workload.endswith("]"):
             continue
-        folder = (root / place).parent
-        manifest = next(parent / MANIFEST_NAME for parent in folder.parents if (parent / MANIFEST_NAME).is_file())
-        if manifest not in known:
-            known[manifest] = Manifest.load(manifest)
-        entry = next(one for one in known[manifest].entries if manifest.parent / one.directory == folder)
-        yield _Selected(place, manifest, entry, workload[:-1], what == "guard")
+        folder = Path(os.path.abspath(root / place)).parent
+        manifests = [parent / MANIFEST_NAME for parent in folder.parents if (parent / MANIFEST_NAME).is_file()]
+        for manifest in manifests[:1]:
+            if manifest not in known:
+                known[manifest] = Manifest.load(manifest)
+            found = (one for one in known[manifest].entries if manifest.parent / one.directory == folder)
+            yield from (_Selected(place, manifest, entry, workload[:-1], what == "guard") for entry in found)
 
 
 def grouped(selected: Iterable[_Selected]) -> list[GuardedKernel]:

@@ -65,7 +65,7 @@ def test_cases_and_races_of_kernels_and_guarded_modules_are_collected(pytester: 
         (["-k", "Stale"], wanted[2:4]),
         (["-k", "guard and not Plain"], wanted[1::2]),
         ([wanted[3]], wanted[3:4]),
-        (["forged"], wanted),
+        (["forged", "-m", "cudaforge"], wanted),
         (["layers.py"], ["layers.py::Plain::guard"]),
         (["layers.py::Plain::guard"], ["layers.py::Plain::guard"]),
     ):
