@@ -12,8 +12,11 @@ one plan today may mean another one tomorrow.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -406,6 +409,9 @@ def _align_bytes(kernel: Kernel) -> int:
 
 
 def _replay(tensors: Sequence[torch.Tensor], plan: str) -> list[torch.Tensor]:
+    global _ran_on_cpu
+    if tensors[0].device.type == "cpu":
+        _ran_on_cpu = True
     outputs: list[torch.Tensor] = _replay_of(plan, tensors[0].device).run(tensors)
     return outputs
 
@@ -415,6 +421,20 @@ def _fake_replay(tensors: Sequence[torch.Tensor], plan: str) -> list[torch.Tenso
 
 
 _library: Any = None
+_ran_on_cpu = False
+
+
+def _after_fork() -> None:
+    """In a forked child OpenMP believes in threads that are gone (see runtime.attachment). Compiled code has no
+    reference to go to, so its kernels do without: as many threads as torch gives a data loader's worker."""
+    global _lock
+    _lock = threading.RLock()
+    if _ran_on_cpu:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libgomp.so.1").omp_set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _operator() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_a_copy_is_served_and_a_restored_model_is_not(tmp_path: Path) -> None:
         assert torch.allclose(run(X), doubled(copied, X), rtol=1e-5)
         restore(copied)
         assert torch.allclose(2 * run(X), doubled(copied, X), rtol=1e-5)
+    assert graphs.replays == 1
+
+
+def test_compiled_code_runs_in_a_forked_child(tmp_path: Path) -> None:
+    model = with_rms(tmp_path).module.RMSNorm(64).eval()
+    apply(model)
+    run, graphs = compiled(model)
+    with torch.no_grad():
+        run(X)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            os._exit(0 if torch.allclose(run(X), doubled(model, X), rtol=1e-5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert graphs.replays == 1
 
 
