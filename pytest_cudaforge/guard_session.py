@@ -293,6 +293,9 @@ class GuardSession:
             return replace(record, outcome="pass", reason=reason, text=reason, since=self.base.commit.short)
         device = hardware.choose(self.settings.device)
         runner, evaluator = self._runner_of(device), self._evaluator(device)
+        if target.guard is None and not evaluator.guarded(target):
+            reason = "its mark says guard=False, as importing it tells"
+            return replace(record, outcome="skipped", reason=reason, text=reason)
         moved, changes, notes = self._on_trusted_terms(target)
         races, findings = two_sittings(
             lambda chosen: evaluator.race_modules(

@@ -470,6 +470,14 @@ class Evaluator:
         )
         return race.run(workloads)
 
+    def guarded(self, target: Target) -> bool:
+        """Does the target ask for a guard? For those of which only importing tells (``Target.guard`` is None).
+
+        Raises TargetError.
+        """
+        with self._fresh_oracle(self.settings.python_paths) as oracle:
+            return oracle.guarded(target)
+
     def _fresh_oracle(self, python_paths: Sequence[str]) -> OracleClient:
         """One that is forked in milliseconds; the caller ends it."""
         return OracleClient(

@@ -145,6 +145,17 @@ def test_a_base_that_does_not_run_is_said_and_a_head_that_does_not_is_an_error(
         race(evaluator, fatal, base)
 
 
+def test_a_guard_that_is_no_literal_is_asked_of_the_file_itself(evaluator: Evaluator, tmp_path: Path) -> None:
+    path = tmp_path / "layers.py"
+    path.write_text(
+        "from pytest_cudaforge import forge_target\nYES, NO = True, False\n"
+        "@forge_target(guard=YES)\ndef yes(x):\n    return x\n\n@forge_target(guard=NO)\ndef no(x):\n    return x\n"
+    )
+    yes, no = discover([path], tmp_path).targets
+    assert yes.guard is no.guard is None
+    assert evaluator.guarded(yes) and not evaluator.guarded(no)
+
+
 def test_an_editable_install_of_the_head_is_not_what_the_base_imports(tmp_path: Path) -> None:
     """The environment knows the head's checkout; the other version's process finds its own files all the same."""
     for name in ("head", "base"):
