@@ -99,10 +99,13 @@ def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], torch.T
 
 class Direct(NamedTuple):
     """Of a plan that returns its one fresh buffer. ``pick`` brings tensors and output into the order of the plan's
-    buffers, None: they are. ``mask``: of the addresses' bits, none of which may be set."""
+    buffers, None: they are. ``arena`` makes the block for scratch, None: there is none; with it ``layout`` has each
+    buffer's place among tensors, output and arena, and its offset there. ``mask``: bits that no address may have."""
 
     output: Callable[[], torch.Tensor]
     pick: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]] | None
+    arena: Callable[[], torch.Tensor] | None
+    layout: list[tuple[int, int]]
     mask: int
     stream: Callable[[], int]
     bounds: list[Bound]
@@ -151,7 +154,7 @@ class BoundCall:
         self._single = self._whole and not self._written
         if self._written:
             self._graphs = None
-        special = self._prepared or self._arena_bytes or self._graphs
+        special = self._prepared or self._graphs
         self._direct = self._single and not special and len(self._main.plan.buffers) > 1
 
     def _sources(self, plan: LaunchPlan, input_paths: Sequence[str]) -> None:
@@ -214,10 +217,13 @@ class BoundCall:
         # The output comes behind all of them.
         last = count + len(self.circumstances.slots)
         order = [places.get(index, last) for index in range(len(self._main.plan.buffers))]
-        pick = operator.itemgetter(*order) if order != list(range(last + 1)) else None
+        straight = order == list(range(last + 1))
+        inside = dict(self._arena)
         return Direct(
             functools.partial(self._empty, shape, strides, dtype),
-            pick,
+            None if straight or inside else operator.itemgetter(*order),
+            functools.partial(self._empty, (self._arena_bytes,), (1,), torch.uint8) if inside else None,
+            [(last + 1 if i in inside else place, inside.get(i, 0)) for i, place in enumerate(order)],
             self._align_mask,
             functools.partial(self._current_stream, self._index),
             self._main.bounds,

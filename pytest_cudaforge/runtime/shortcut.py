@@ -37,7 +37,7 @@ def _nothing() -> Any:
     raise AssertionError("a plan that is not direct has no parts")
 
 
-_NOT_DIRECT = Direct(_nothing, None, 0, _nothing, [], _nothing)
+_NOT_DIRECT = Direct(_nothing, None, None, [], 0, _nothing, [], _nothing)
 
 
 def shortcut_of(
@@ -110,7 +110,7 @@ def _guarded(
     holder, name_held = holders[0] if len(holders) == 1 and holders[0][0] is not None else (None, "")
     direct = call.direct(len(places))
     straight = direct is not None
-    new, pick, mask, current_stream, bounds, take = direct or _NOT_DIRECT
+    new, pick, new_arena, layout, mask, current_stream, bounds, take = direct or _NOT_DIRECT
     reduce, either, data_ptr = functools.reduce, operator.or_, torch.Tensor.data_ptr
     grad_enabled = torch.is_grad_enabled
 
@@ -154,8 +154,13 @@ def _guarded(
         if not straight:
             return call.run_fitting(tensors, own)
         output = new()
-        ordered = (*tensors, output) if pick is None else pick((*tensors, output))
-        addresses: Any = map(data_ptr, ordered)
+        if new_arena is None:
+            ordered = (*tensors, output) if pick is None else pick((*tensors, output))
+            addresses: Any = map(data_ptr, ordered)
+        else:
+            arena = new_arena()  # torch's allocator orders its reuse by stream
+            found = [*map(data_ptr, (*tensors, output, arena))]
+            addresses = [found[place] + offset for place, offset in layout]
         if mask:
             addresses = [*addresses]
             if reduce(either, addresses) & mask:

@@ -929,6 +929,48 @@ def plan(module, x):
     assert report.fallbacks == {}
 
 
+SCRATCH_KERNEL = """
+#include <cmath>
+extern "C" void finish(const float* x, const float* w, const double* t, float* y, long long rows, long long cols,
+                       float eps) {
+  for (long long r = 0; r < rows; ++r)
+    for (long long c = 0; c < cols; ++c)
+      y[r * cols + c] = 2 * x[r * cols + c] / std::sqrt(float(t[r] / cols) + eps) * w[c];
+}
+extern "C" void squares(const float* x, float* s, long long n) { for (long long i = 0; i < n; ++i) s[i] = x[i] * x[i]; }
+extern "C" void total(const float* s, double* t, long long cols) {
+  for (long long c = 0; c < cols; ++c) *t += s[c];
+}
+"""
+SCRATCH_PLAN = """
+from pytest_cudaforge.plan import empty, launch, zeros
+
+def plan(module, x):
+    rows, cols = x.shape
+    s = empty(x.shape, x.dtype)
+    t = zeros((rows,), "float64")
+    y = empty(x.shape, x.dtype)
+    launch("squares", args=(x, s, x.numel()))
+    for row in range(rows):
+        launch("total", args=(s[row], t[row], cols))
+    launch("finish", args=(x, module.weight, t, y, rows, cols, module.eps))
+    return y
+"""
+
+
+@pytest.mark.parametrize("align_bytes", [1, 16])
+def test_scratch_zeros_and_addresses_inside_buffers_again_and_again(tmp_path: Path, align_bytes: int) -> None:
+    repo = Repo(tmp_path)
+    guard = Guard(align_bytes=align_bytes)
+    repo.forge("RMSNorm", SCRATCH_KERNEL, SCRATCH_PLAN, (X,), guard=guard)
+    model = repo.module.RMSNorm(64).eval()
+    apply(model)
+    for _ in range(3):
+        assert ran(model, torch.randn(4, 64)) == ran(model, torch.randn(2, 64)) == "kernel"
+        storage = torch.randn(4 * 64 + 1)
+        assert ran(model, storage[1:].view(4, 64)) == ("reference" if align_bytes > 1 else "kernel")
+
+
 def test_a_plan_that_writes_its_input(tmp_path: Path) -> None:
     kernel = """
     extern "C" void add(float* t, const float* x, long long n) { for (long long i = 0; i < n; ++i) t[i] += x[i]; }
