@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +47,20 @@ def ready_key(entry: Entry, signature: Signature, function: str) -> str | None:
 def _stamps(language: str) -> tuple[str | None, str | None]:
     """The toolchain's stamp, and this package's: an upgrade may trace or compile in another way."""
     package = Path(__file__).parent.parent
-    sources = sorted([*package.glob("*.py"), *package.glob("runtime/*.py"), *package.glob("languages/*.py")])
-    return toolchain_stamp(language), files_stamp(sources) if sources else None
+    try:
+        folders = [_folder_stamp(package / name) for name in ("runtime", "languages")]
+    except OSError:  # inside a zip file
+        return None, None
+    return toolchain_stamp(language), "\n".join((*folders, files_stamp([package / "plan.py", package / "facts.py"])))
+
+
+def _folder_stamp(folder: Path) -> str:
+    # As files_stamp, but in one go: sixty paths one by one are a tenth of a first call.
+    with os.scandir(folder) as entries:
+        facts = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
+    return "\n".join(
+        f"{name} {fact.st_size} {fact.st_mtime_ns}" for name, fact in sorted(facts, key=lambda one: one[0])
+    )
 
 
 class ReadyCache:
