@@ -124,7 +124,7 @@ class EvaluatorSettings:
     python_paths: tuple[str, ...] = ()
     lock_dir: Path | None = None
     keep_blocks: bool = False
-    #: False: nothing will be timed, so that no ceilings need to be measured.
+    #: False: nothing will be timed, so that no ceilings need to be measured, and waiting threads may sleep.
     times: bool = True
     workloads: tuple[str, ...] | None = None
 
@@ -150,7 +150,7 @@ class Evaluator:
         # torch wants the index said.
         settings = replace(settings, device="cpu" if self.kind == "cpu" else f"cuda:{index}")
         self.settings = settings
-        self._threads = _thread_policy() if self.kind == "cpu" else ()
+        self._threads = _thread_policy(settings.times) if self.kind == "cpu" else ()
         self.oracle = OracleClient(
             settings.device,
             cache_dir=settings.cache_dir,
@@ -1136,14 +1136,15 @@ _WHY: dict[Work, str] = {
 }
 
 
-def _thread_policy() -> tuple[tuple[str, str], ...]:
+def _thread_policy(times: bool) -> tuple[tuple[str, str], ...]:
     """How waiting OpenMP threads behave, in references and candidates alike.
 
     Spinning is torch's default and the fast one: sleeping threads made a 4 us eager softmax take 85 us. But where
-    other processes keep the cores busy, spinning threads wait for each other a thousand times longer; there they sleep.
+    other processes keep the cores busy, spinning threads wait for each other a thousand times longer; there they sleep,
+    and where nothing is timed: candidates are then verified beside each other.
     """
     chosen = os.environ.get("OMP_WAIT_POLICY", "")
-    if not chosen and stalled_share() > statistics.FOREIGN:
+    if not chosen and (not times or stalled_share() > statistics.FOREIGN):
         chosen = "passive"
     return (("OMP_WAIT_POLICY", chosen),) if chosen else ()
 
