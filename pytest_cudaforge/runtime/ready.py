@@ -57,10 +57,8 @@ def _stamps(language: str) -> tuple[str | None, str | None]:
 def _folder_stamp(folder: Path) -> str:
     # As files_stamp, but in one go: sixty paths one by one are a tenth of a first call.
     with os.scandir(folder) as entries:
-        facts = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
-    return "\n".join(
-        f"{name} {fact.st_size} {fact.st_mtime_ns}" for name, fact in sorted(facts, key=lambda one: one[0])
-    )
+        facts = {entry.name: entry.stat() for entry in entries if entry.name.endswith(".py")}
+    return "\n".join(f"{name} {facts[name].st_size} {facts[name].st_mtime_ns}" for name in sorted(facts))
 
 
 class ReadyCache:
