@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -386,7 +387,7 @@ class GuardSession:
             promised.speedup_eager,
             promised.speedup_compile,
             measured_on=(_measured_on(entry, place), entry.torch),
-            here=(runner.facts.name, runner.machine.toolchain.torch),
+            here=(_device_told(runner.facts), runner.machine.toolchain.torch),
         )
 
     # -- answers
@@ -554,11 +555,19 @@ def _short(finding: Finding) -> str:
 
 
 def _measured_on(entry: Entry, manifest: Path) -> str:
-    """The name of the device that the entry's promises were measured on; of a CPU its verdict tells it."""
+    """The device that the entry's promises were measured on; of a CPU its verdict tells it."""
     if entry.arch != "cpu":
         return entry.device
     try:
         verdict = json.loads((manifest.parent / entry.directory / "evaluation.json").read_text(encoding="utf-8"))
-        return str(dict(verdict["environment"])["device"])
+        told = dict(verdict["environment"])
+        return f"{told['device']} with {told['threads']} threads"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def _device_told(facts: DeviceFacts) -> str:
+    """As :func:`_measured_on` says it: what a reference gains by more threads is not what a kernel does."""
+    if facts.kind == "cuda":
+        return facts.name
+    return f"{facts.name} with {len(os.sched_getaffinity(0))} threads"

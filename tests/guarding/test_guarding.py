@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,11 +231,16 @@ def test_the_same_bytes_are_not_raced_and_others_are(repo: Repo) -> None:
         other = entrant("Tampered")
         assert other.base is not None and other.base.digest == same.candidate.digest and other.compared
         assert (other.since, other.promises["default"].eager) == ("", None)
+        assert "unknown device" in other.promises["default"].incomparable
         assert [change.name for change in other.changes] == ["speedup_eager of default"]
         repo.layers([layer("Fresh")])
         repo.publish("Fresh", kernel(), promised=1.5)
         fresh = entrant("Fresh")
         assert (fresh.base, fresh.since, fresh.compared, fresh.promises["default"].eager) == (None, "", False, 1.5)
+        told = {"environment": [["device", facts.name], ["threads", str(len(os.sched_getaffinity(0)))]]}
+        folder_of = f"forged/{repo.entries['Fresh'].directory}"
+        repo.write({f"{folder_of}/evaluation.json": json.dumps(told)})
+        assert entrant("Fresh").promises["default"].incomparable == ""
 
 
 # -- a whole pull request ----------------------------------------------------------------------------------------
