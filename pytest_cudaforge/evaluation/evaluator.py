@@ -1050,6 +1050,7 @@ class _Attempt:
             incumbent=base,
             monitor=host.monitor,
             diary=diary,
+            memory_bytes=host.device.memory_bytes,
         )
 
     def _check_physics(self, product: Product, result: WorkloadTiming) -> None:

@@ -54,7 +54,9 @@ _WARMING_TURNS = {"cpu": 5, "cuda": 1}
 #: them make a block, at least so many; they are looked for in at most so many rounds of two turns each.
 _QUIET, _QUIET_TURNS, _FEWEST_QUIET, _MOST_ROUNDS = 0.02, 8, 4, 20
 #: Buffers up to so many bytes are drawn anew for each process where candidate and base cannot share them.
-_REDRAWN_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+_REDRAWN_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+#: Two arenas beside a reference's own inputs and outputs may take so much of the memory.
+_MEMORY_SHARE = 0.5
 #: A race's candidate was verified; what takes so long on a busy machine is not yet a hang.
 HANG_LIMIT_S = 60.0
 #: What is worth a thought, as a log-ratio and in ns (see guard.Thresholds); near it more processes may tell.
@@ -215,9 +217,9 @@ class Contest(Sitting):
 
     pace: RacePace
 
-    def __init__(self, *args: Any, diary: Diary, **options: Any) -> None:
+    def __init__(self, *args: Any, diary: Diary, memory_bytes: int, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._diary = diary
+        self._diary, self._memory_bytes = diary, memory_bytes
         #: Every turn of the process at hand, by party.
         self._usual: dict[str, list[float]] = {}
         #: How many calls a turn of each party makes, by what was found so far.
@@ -277,8 +279,11 @@ class Contest(Sitting):
             with self._diary.phase("arenas"):
                 table = stack.enter_context(self._table(self.product, self.worker_of))
             return table, replace(table, product=other.product, worker_of=other.worker_of)
-        workload = self.product.workload
-        if self.rotation.frames * (workload.input_bytes + workload.output_bytes) > _REDRAWN_BYTES[self.device]:
+        both_bytes = sum(int(layout.data["nbytes"]) for layout in layouts)
+        if both_bytes > _MEMORY_SHARE * self._memory_bytes:
+            what = f"its buffers and the candidate's take {both_bytes / 1e9:.1f} GB"
+            raise BaseFailed(f"{what}, of {self._memory_bytes / 1e9:.1f} GB that the device has")
+        if both_bytes > _REDRAWN_BYTES[self.device]:
             return self._two_tables(stack, other, turned=False)
         return None
 

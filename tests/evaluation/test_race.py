@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,26 @@ def test_a_candidate_that_is_wrong_under_the_clock_is_a_failure(evaluator: Evalu
     assert found.workload == "default"
 
 
+#: The same work with one more buffer.
+MORE = norm(plan=NORM_PLAN.replace("    y = empty", '    z = empty((64,), "float32")\n    y = empty'))
+
+
 def test_plans_of_other_buffers_have_arenas_of_their_own(evaluator: Evaluator, repo: Path) -> None:
-    more = norm(plan=NORM_PLAN.replace("    y = empty", '    z = empty((64,), "float32")\n    y = empty'))
-    found = evaluator.race(norm(), find(repo, "::RMSNorm"), base=more, processes=2, budget_s=0.1, references=("eager",))
+    found = evaluator.race(norm(), find(repo, "::RMSNorm"), base=MORE, processes=2, budget_s=0.1, references=("eager",))
     assert isinstance(found, tuple)
     assert {block.process for block in found[0].blocks} == {0, 1}
     assert all("base" in dict(block.ns) for block in found[0].blocks)
+
+
+def test_a_base_for_which_there_is_no_memory_is_left_out(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(evaluator.device, memory_bytes=1 << 20)
+    monkeypatch.setitem(evaluator.__dict__, "device", small)
+    found = evaluator.race(norm(), find(repo, "::RMSNorm"), base=MORE, processes=1, budget_s=0.1, references=("eager",))
+    assert isinstance(found, tuple)
+    assert "GB that the device has" in " ".join(found[0].notes)
+    assert found[0].blocks
 
 
 def test_an_unknown_workload_is_an_error(evaluator: Evaluator, repo: Path) -> None:
