@@ -29,7 +29,7 @@ from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.nursery import ForkedOracle, Nursery
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
-__all__ = ["Check", "ExportedArena", "OracleClient", "TrialCase", "compiler_caches", "oracle_environment"]
+__all__ = ["NO_ROOM", "Check", "ExportedArena", "OracleClient", "TrialCase", "compiler_caches", "oracle_environment"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_REPLY_BYTES = 1 << 30
@@ -43,6 +43,10 @@ _ENVIRONMENT = (
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
 _TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation", "version", "guarded")
+
+
+#: How a DeviceError begins that says nothing of the device but that the call is too large for it.
+NO_ROOM = "the device has too little memory"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
+from pytest_cudaforge.evaluation.oracle import NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
@@ -383,7 +384,7 @@ def _answer(oracle: _Oracle, request: dict[str, Any]) -> tuple[Any, int | None]:
         return {"error": told, "fatal": is_fatal(error)}, None
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
-        what = f"the device has too little memory: {str(error).splitlines()[0]}"
+        what = f"{NO_ROOM}: {str(error).splitlines()[0]}"
         return {
             "error": {"kind": "DeviceError", "what": what, "expected": "", "remedy": "use a smaller workload"}
         }, None

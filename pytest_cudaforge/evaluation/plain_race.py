@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_cudaforge.errors import ConfigError, OracleError, TargetError
-from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.errors import ConfigError, DeviceError, OracleError, TargetError
+from pytest_cudaforge.evaluation.oracle import NO_ROOM, OracleClient
 from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, SlopeParty, request_ns
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad
 from pytest_cudaforge.evaluation.priority import favoured
@@ -115,11 +115,11 @@ class _Pair:
         """What each does, at the same time where that is no slower: on a CPU their threads would wait for each other.
         Where both fail, what is checked in now does."""
         if not self.together:
-            own = of_head()
-            return _base_s(of_base), own
+            own = _heads(of_head)
+            return _bases(of_base), own
         with ThreadPoolExecutor(1) as pool:
-            promised = pool.submit(_base_s, of_base)
-            own = of_head()
+            promised = pool.submit(_bases, of_base)
+            own = _heads(of_head)
             return promised.result(), own
 
 
@@ -229,7 +229,7 @@ class PlainRace:
         if not case.incomparable:
             with self.lease.timing(), case.diary.phase("blocks"):
                 case.blocks += self._blocks(process, pair, case, numbers)
-        _base_s(lambda: pair.base.request("end_rotation", rotation=numbers[0]))
+        _bases(lambda: pair.base.request("end_rotation", rotation=numbers[0]))
         pair.head.request("end_rotation", rotation=numbers[1])
         usable = {block.process for block in case.blocks if block.foreign <= FOREIGN}
         case.done = len(usable) >= self.pace.fewest and settled(case.blocks, self.clock, self.device)
@@ -246,14 +246,14 @@ class PlainRace:
         if process == 0 and not case.backward:
             self._compare_answers(pair, case, numbers)
         try:
-            _base_s(lambda: pair.base.request("prepare_version", rotation=numbers[0]))
+            _bases(lambda: pair.base.request("prepare_version", rotation=numbers[0]))
         except _BaseFailed as error:
             if not case.backward:
                 raise
             # A forward that runs need not have a backward.
             case.incomparable = f"the merge base's version has no backward here: {_first_line(error)}"
             return numbers
-        pair.head.request("prepare_version", rotation=numbers[1])
+        _heads(lambda: pair.head.request("prepare_version", rotation=numbers[1]))
         return numbers
 
     def _hand_over(
@@ -269,7 +269,7 @@ class PlainRace:
             return
         with tempfile.TemporaryDirectory(prefix="cudaforge-values-") as folder:
             path = str(Path(folder) / "values")
-            places = _base_s(lambda: pair.base.request("give", rotation=numbers[0], path=path, wanted=wanted))
+            places = _bases(lambda: pair.base.request("give", rotation=numbers[0], path=path, wanted=wanted))
             pair.head.request("take", rotation=numbers[1], path=path, places=places)
         case.say(f"{_named(wanted)} of the merge base's version were given to the other, which makes others")
 
@@ -293,7 +293,7 @@ class PlainRace:
         with tempfile.TemporaryDirectory(prefix="cudaforge-values-") as folder:
             path = str(Path(folder) / "answer")
             pair.head.request("answer", rotation=numbers[1], path=path)
-            found = _base_s(lambda: pair.base.request("disagreements", rotation=numbers[0], path=path))
+            found = _bases(lambda: pair.base.request("disagreements", rotation=numbers[0], path=path))
         if found:
             case.say(f"results changed beyond the tolerance: {'; '.join(found[:_MOST_NOTES])}")
 
@@ -303,8 +303,8 @@ class PlainRace:
         blocks: list[Block] = []
         with _Gate(pair) as gate:
             parties: dict[str, Party] = {
-                _HEAD: self._party(pair.head, gate, numbers[1], _own),
-                _BASE: self._party(pair.base, gate, numbers[0], _base_s),
+                _HEAD: self._party(pair.head, gate, numbers[1], _heads),
+                _BASE: self._party(pair.base, gate, numbers[0], _bases),
             }
             self._warmed(parties, case)
             deadline = time.monotonic() + self.pace.budget_s / self.pace.fewest
@@ -419,16 +419,23 @@ class _Gate:
         self._stack.close()
 
 
-def _base_s(action: Callable[[], _Result]) -> _Result:
+def _bases(action: Callable[[], _Result]) -> _Result:
     """``action`` of the base alone. Raises _BaseFailed for what goes wrong with it."""
     try:
         return action()
-    except (TargetError, OracleError) as error:
+    except (TargetError, OracleError, DeviceError) as error:
         raise _BaseFailed(str(error)) from error
 
 
-def _own(action: Callable[[], _Result]) -> _Result:
-    return action()
+def _heads(action: Callable[[], _Result]) -> _Result:
+    """``action`` of what is checked in now. Raises TargetError also for a fault of its kernels: its process is its own,
+    and the device goes on; _BaseFailed where there is no room for two."""
+    try:
+        return action()
+    except DeviceError as error:
+        if error.what.startswith(NO_ROOM):
+            raise _BaseFailed(f"there is no room for two versions at once: {error.what}") from error
+        raise TargetError(f"it failed on the device: {error.what}") from error
 
 
 def _moved(path: str, root: str, other: str) -> str:
