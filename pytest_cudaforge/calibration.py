@@ -1,6 +1,6 @@
 """May this runner fail a build? The guard tried on kernels whose answer is known: the same one twice, and a slower one.
 
-Every decision goes the guard's own way (race, assess, and where it suspects something another race and confirm), so its
+Every decision goes the guard's own way (race, assess, and where it suspects something other races and confirm), so its
 false alarms and misses are the guard's. They are few: a race takes seconds. What so few can show is said with them, and
 the same processes drawn anew make up many more decisions, which show what a rare combination of them would do, but not
 a process of a kind that never came.
@@ -68,7 +68,7 @@ _FEWEST_RACES = 3
 @dataclass(frozen=True)
 class Trial:
     """One decision whose answer is known. ``planted``: share by which the candidate does more work, 0.0 for the same
-    kernel twice. ``sittings``: the blocks of the first race, and of the second where one was asked for; parties
+    kernel twice. ``sittings``: the blocks of the first race, and of those that were asked for then; parties
     "candidate" and "base". ``disturbed``: of the first race. ``seconds``: of the whole decision."""
 
     yardstick: str
@@ -351,11 +351,12 @@ def trial_of(
     """One decision, as the guard makes it. Raises SituationError where the yardstick fails under the clock."""
     began = time.perf_counter()
     race = functools.partial(_raced, evaluator, target, yardstick, planted, processes, budget_s)
-    first = race()
-    races, findings = [first], guard.assess(first, Promises(), thresholds)
-    if guard.suspects(findings):
+    races = [first := race()]
+    said = [guard.assess(first, Promises(), thresholds)]
+    while guard.unsettled(said):
         races.append(race())
-        findings = guard.confirm(findings, guard.assess(races[1], Promises(), thresholds))
+        said.append(guard.assess(races[-1], Promises(), thresholds))
+    findings = guard.confirm(*said)
     return Trial(
         yardstick=yardstick.name,
         planted=planted,
@@ -414,10 +415,10 @@ def resample(trials: Sequence[Trial], thresholds: Thresholds, count: int, seed: 
     alarms = 0
     for number in range(count):
         pool, sizes = pools[number % len(pools)]
-        findings = guard.assess(_drawn(pool, sizes, chance), Promises(), thresholds)
-        if guard.suspects(findings):
-            again = guard.assess(_drawn(pool, sizes, chance), Promises(), thresholds)
-            alarms += guard.suspects(guard.confirm(findings, again))
+        said = [guard.assess(_drawn(pool, sizes, chance), Promises(), thresholds)]
+        while guard.unsettled(said):
+            said.append(guard.assess(_drawn(pool, sizes, chance), Promises(), thresholds))
+        alarms += any(finding.outcome == "regression" for finding in guard.confirm(*said))
     return alarms, count
 
 

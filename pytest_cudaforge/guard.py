@@ -4,7 +4,8 @@ How much, and how sure, is reckoned in :mod:`pytest_cudaforge.evaluation.compari
 
 **Many questions.** A run asks hundreds. A regression needs the whole interval beyond the noise margin, a slowdown
 worth a developer's time, and the same answer from an independent sitting: the tails multiply, (0.5 %)^2 for each
-question even where margin and thresholds were nothing.
+question even where margin and thresholds were nothing. Two sittings have to find it, each by itself, of two, or of
+three where one of them could not tell; that at most triples the product.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "describe",
     "process_values",
     "suspects",
+    "unsettled",
     "usual",
 ]
 
@@ -38,6 +40,8 @@ Question = Literal["base", "eager", "compile"]
 GuardOutcome = Literal["pass", "regression", "inconclusive"]
 
 _REFERENCES: tuple[Question, ...] = ("eager", "compile")
+#: A suspicion is confirmed by the second, or by the third where one of the two could not tell.
+MOST_SITTINGS = 3
 #: One process cannot differ from another.
 FEWEST_PROCESSES = 2
 
@@ -115,6 +119,7 @@ class Finding:
 
     ``candidate_ns``, ``against_ns``: medians of a call, of the kernel and of what it is held against. ``processes``:
     that the interval rests on. ``below_reference``: the kernel is now slower than the reference it was to replace.
+    ``beyond``: the measured value, whatever its interval, is a slowdown that would matter.
     ``text``: the answer in a sentence; ``advice``: what to do, "" where nothing is to be done."""
 
     question: Question
@@ -130,6 +135,7 @@ class Finding:
     against_ns: float = 0.0
     processes: int = 0
     below_reference: bool = False
+    beyond: bool = False
     advice: str = ""
 
 
@@ -156,29 +162,56 @@ def assess(race: Race, promises: Promises, thresholds: Thresholds) -> tuple[Find
 
 
 def suspects(findings: Sequence[Finding]) -> bool:
-    """Is a second sitting needed?"""
-    return any(finding.outcome == "regression" for finding in findings)
+    """Is a second sitting needed? For what looks like a regression, and for what could not be told from one."""
+    return any(finding.outcome == "regression" or _doubtful(finding) for finding in findings)
 
 
-def confirm(first: Sequence[Finding], second: Sequence[Finding]) -> tuple[Finding, ...]:
-    """What two independent sittings (fresh processes in both) say together, for every question of ``first``.
+def _doubtful(finding: Finding) -> bool:
+    return finding.outcome == "inconclusive" and finding.beyond
 
-    A regression stands where the second sitting finds it by itself, and then has the second one's figures: the first
-    ones were looked at because they were high. Otherwise it is inconclusive. What the first did not suspect stays.
-    """
-    again = {(finding.question, finding.workload, finding.what): finding for finding in second}
-    return tuple(
-        _confirmed(finding, again.get((finding.question, finding.workload, finding.what))) for finding in first
+
+def unsettled(sittings: Sequence[Sequence[Finding]]) -> bool:
+    """May one more sitting turn what these said into a regression? Where the first suspects something, none excludes
+    it, and two could still agree."""
+    left = MOST_SITTINGS - len(sittings)
+    return left > 0 and any(
+        suspects(said[:1])
+        and all(finding.outcome != "pass" for finding in said)
+        and 2 - left <= sum(finding.outcome == "regression" for finding in said) < 2
+        for said in _by_question(sittings)
+        if len(said) == len(sittings)
     )
 
 
-def _confirmed(first: Finding, second: Finding | None) -> Finding:
-    if first.outcome != "regression":
+def confirm(first: Sequence[Finding], *more: Sequence[Finding]) -> tuple[Finding, ...]:
+    """What independent sittings (fresh processes in each) say together, for every question of ``first``.
+
+    A regression stands where two of them find it, each by itself, and then has the last one's figures: the first ones
+    were looked at because they were high. Otherwise it is inconclusive. What the first did not suspect stays.
+    """
+    return tuple(_confirmed(said) for said in _by_question((first, *more)))
+
+
+def _by_question(sittings: Sequence[Sequence[Finding]]) -> list[list[Finding]]:
+    """What each sitting said of each question of the first one."""
+    found = []
+    for asked in sittings[0]:
+        key = (asked.question, asked.workload, asked.what)
+        found.append([one for said in sittings for one in said if (one.question, one.workload, one.what) == key])
+    return found
+
+
+def _confirmed(said: Sequence[Finding]) -> Finding:
+    first, others = said[0], said[1:]
+    slower = [finding for finding in said if finding.outcome == "regression"]
+    if len(slower) > 1:
+        earlier = "; ".join(f"an earlier sitting said {_amount(finding)}" for finding in said if finding != slower[-1])
+        return replace(slower[-1], confirmed=True, text=f"{slower[-1].text}; {earlier}")
+    if not slower or not suspects([first]):
         return first
-    if second is not None and second.outcome == "regression":
-        return replace(second, confirmed=True, text=f"{second.text}; a first sitting said {_amount(first)}")
-    said = "the second sitting gave no answer" if second is None else f"a second sitting says {_amount(second)}"
-    return replace(first, outcome="inconclusive", text=f"not confirmed: {first.text}; {said}", advice="")
+    told = "; ".join(f"another sitting says {_amount(finding)}" for finding in others)
+    text = f"not confirmed: {first.text}; {told or 'another sitting gave no answer'}"
+    return replace(first, outcome="inconclusive", text=text, advice="", below_reference=False)
 
 
 def _usable(race: Race) -> tuple[Block, ...]:
@@ -193,6 +226,7 @@ def _against_base(race: Race, blocks: Sequence[Block], thresholds: Thresholds) -
         workload=race.workload,
         what=race.what,
         outcome=_outcome(slowdown, base_ns, thresholds.noise, thresholds, processes),
+        beyond=slowdown.speedup >= 1.0 + _worth(base_ns, thresholds.noise, thresholds),
         slowdown=slowdown,
         lost_ns=base_ns * (slowdown.speedup - 1.0),
         candidate_ns=candidate_ns,
@@ -218,6 +252,7 @@ def _against_reference(
     against_itself = _outcome(_inverse(speedup, 1.0), reference_ns, thresholds.noise, thresholds, processes)
     against_promise = _outcome(behind, expected_ns, margin, thresholds, processes)
     below = must_beat and against_itself == "regression"
+    beyond = behind.speedup >= 1.0 + _worth(expected_ns, margin, thresholds)
     if promised is None:
         outcome = against_itself if must_beat else "pass"
     else:
@@ -234,6 +269,7 @@ def _against_reference(
         against_ns=reference_ns,
         processes=processes,
         below_reference=below,
+        beyond=beyond,
         advice=_advice(outcome, below),
     )
     asked = _asked(finding, promises, thresholds, must_beat)
@@ -245,10 +281,15 @@ def _outcome(slowdown: Ratio, against_ns: float, margin: float, thresholds: Thre
     leaves no room for a slowdown beyond both."""
     if processes < FEWEST_PROCESSES:
         return "inconclusive"
-    worth = max(thresholds.relative, margin, thresholds.absolute_ns / against_ns)
+    worth = _worth(against_ns, margin, thresholds)
     if slowdown.low > 1.0 + margin and slowdown.speedup >= 1.0 + worth:
         return "regression"
     return "pass" if slowdown.high < 1.0 + worth else "inconclusive"
+
+
+def _worth(against_ns: float, margin: float, thresholds: Thresholds) -> float:
+    """The share by which a call has to be slower for it to matter."""
+    return max(thresholds.relative, margin, thresholds.absolute_ns / against_ns)
 
 
 def _advice(outcome: GuardOutcome, below: bool) -> str:
@@ -280,7 +321,7 @@ def _calm(race: Race, finding: Finding) -> Finding:
     if race.clock == "supervisor":
         return replace(finding, text=f"{finding.text} (while it was measured {race.disturbed})")
     text = f"nothing was decided: {race.disturbed}; {finding.text}"
-    return replace(finding, outcome="inconclusive", below_reference=False, advice="", text=text)
+    return replace(finding, outcome="inconclusive", below_reference=False, beyond=False, advice="", text=text)
 
 
 # -- the arithmetic of it --------------------------------------------------------------------------------------
@@ -357,7 +398,7 @@ def describe(finding: Finding, circumstances: Circumstances) -> str:
         "eager": "its eager reference",
         "compile": "its reference under torch.compile",
     }[finding.question]
-    sittings = "two independent sittings" if finding.confirmed else "one sitting"
+    sittings = "independent sittings, two that agree," if finding.confirmed else "one sitting"
     lines = [
         f"{circumstances.kernel} [{finding.workload}, {finding.what}] against {question}: {finding.outcome}",
         f"  how much:  {finding.text}",

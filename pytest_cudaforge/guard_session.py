@@ -466,15 +466,16 @@ def two_sittings(
     assess: Callable[[Race], tuple[Finding, ...]],
     workloads: Sequence[str] | None,
 ) -> tuple[tuple[Race, ...], tuple[Finding, ...]]:
-    """What one sitting says; where it suspects something, what an independent one confirms. The races are the first."""
+    """What one sitting says; where it suspects something, what independent ones confirm. The races are the first."""
     races = race(workloads)
     first = [finding for one in races for finding in assess(one)]
-    suspected = tuple(dict.fromkeys(finding.workload for finding in first if guard.suspects((finding,))))
-    if not suspected:
-        return races, tuple(first)
-    second = [finding for one in race(suspected) for finding in assess(one)]
-    confirmed = guard.confirm([finding for finding in first if finding.workload in suspected], second)
-    return races, (*(finding for finding in first if finding.workload not in suspected), *confirmed)
+    names = dict.fromkeys(finding.workload for finding in first)
+    sittings = {name: [[finding for finding in first if finding.workload == name]] for name in names}
+    while suspected := tuple(name for name, said in sittings.items() if guard.unsettled(said)):
+        again = [finding for one in race(suspected) for finding in assess(one)]
+        for name in suspected:
+            sittings[name].append([finding for finding in again if finding.workload == name])
+    return races, tuple(finding for said in sittings.values() for finding in guard.confirm(*said))
 
 
 def _device(arch: str) -> str:

@@ -168,12 +168,11 @@ def race_of(trial: Trial, sitting: int) -> Race:
 
 
 def decided(trial: Trial, thresholds: Thresholds) -> str:
-    """The outcome by today's rule. A second sitting that was never asked for cannot confirm."""
-    findings = guard.assess(race_of(trial, 0), Promises(), thresholds)
-    if guard.suspects(findings):
-        second = guard.assess(race_of(trial, 1), Promises(), thresholds) if len(trial.sittings) > 1 else ()
-        findings = guard.confirm(findings, second)
-    return findings[0].outcome
+    """The outcome by today's rule. A further sitting that was never asked for cannot confirm."""
+    said = [guard.assess(race_of(trial, 0), Promises(), thresholds)]
+    while guard.unsettled(said) and len(said) < len(trial.sittings):
+        said.append(guard.assess(race_of(trial, len(said)), Promises(), thresholds))
+    return guard.confirm(*said)[0].outcome
 
 
 # -- the table -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cudaforge import guard
-from pytest_cudaforge.guard import Circumstances, Finding, Promises, Thresholds, assess, confirm, describe, suspects
+from pytest_cudaforge.guard import Circumstances, Finding, Promises, Thresholds, assess, confirm, describe, unsettled
 from pytest_cudaforge.records import Race, TimedBlock
 
 GPU, CPU = guard.usual("cuda"), guard.usual("cpu")
@@ -69,11 +69,11 @@ def crowded_race(seed: int, slower: float = 1.0, *, processes: int = 8) -> Race:
 
 
 def outcome(make: Callable[[int], Race], seed: int, thresholds: Thresholds = GPU) -> str:
-    """One decision, as the guard makes it: a second sitting where the first one is suspicious."""
-    first = assess(make(2 * seed), Promises(), thresholds)
-    if suspects(first):
-        first = confirm(first, assess(make(2 * seed + 1), Promises(), thresholds))
-    return first[0].outcome
+    """One decision, as the guard makes it: further sittings where the first one is suspicious."""
+    said = [assess(make(3 * seed), Promises(), thresholds)]
+    while unsettled(said):
+        said.append(assess(make(3 * seed + len(said)), Promises(), thresholds))
+    return confirm(*said)[0].outcome
 
 
 def outcomes(make: Callable[[int], Race], count: int, thresholds: Thresholds = GPU) -> list[str]:
@@ -167,10 +167,27 @@ def test_a_second_sitting_has_to_agree() -> None:
     assert agreed.slowdown == assess(race(2, 1.05), Promises(), GPU)[0].slowdown
     (apart,) = confirm(slow, calm)
     assert (apart.outcome, apart.confirmed) == ("inconclusive", False)
-    assert "not confirmed" in apart.text and "a second sitting says" in apart.text
+    assert "not confirmed" in apart.text and "another sitting says" in apart.text
     (silent,) = confirm(slow, ())
     assert silent.outcome == "inconclusive"
     assert confirm(calm, slow) == calm
+
+
+def test_a_third_sitting_is_asked_where_one_could_not_tell() -> None:
+    slow, calm, unsure = (
+        assess(made, Promises(), GPU) for made in (race(0, 1.05), race(1, 1.0), race(2, 1.05, off=0.3))
+    )
+    assert [one[0].outcome for one in (slow, calm, unsure)] == ["regression", "pass", "inconclusive"]
+    assert unsure[0].beyond
+    assert unsettled([slow]) and unsettled([unsure]) and not unsettled([calm])
+    assert unsettled([slow, unsure]) and unsettled([unsure, slow])
+    # Two agree; one excludes it; one of three is all there could be; nobody is asked a fourth time.
+    for said in ([slow, slow], [slow, calm], [unsure, unsure], [slow, unsure, unsure]):
+        assert not unsettled(said)
+    assert confirm(slow, unsure, slow)[0].outcome == "regression"
+    assert confirm(unsure, slow, slow)[0].confirmed
+    assert confirm(slow, unsure, unsure)[0].outcome == "inconclusive"
+    assert confirm(unsure, slow)[0].outcome == "inconclusive"
 
 
 # -- against the reference
@@ -226,7 +243,12 @@ def test_the_failures_text_says_how_much_how_sure_since_when_where_and_how_again
     (found,) = confirm(slow, assess(race(1, 1.05), Promises(), GPU))
     text = describe(found, TOLD)
     assert "regression" in text.splitlines()[0] and TOLD.kernel in text
-    for part in ("slower (99 % interval", "us a call", "two independent sittings of 3 processes", "main at abc1234"):
+    for part in (
+        "slower (99 % interval",
+        "us a call",
+        "independent sittings, two that agree, of 3 processes",
+        "main at abc1234",
+    ):
         assert part in text
     for part in (TOLD.machine, TOLD.command, TOLD.runner):
         assert part in text

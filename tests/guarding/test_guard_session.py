@@ -33,8 +33,8 @@ def test_only_what_is_suspected_is_measured_again() -> None:
     found, asked = sittings((SLOW, FINE), (SLOW,))
     assert asked == [("a", "b"), ("a",)]
     assert [(one.workload, one.outcome, one.confirmed) for one in found] == [
-        ("b", "pass", False),
         ("a", "regression", True),
+        ("b", "pass", False),
     ]
     found, _ = sittings((SLOW, FINE), (replace(SLOW, outcome="pass"),))
     assert {one.workload: one.outcome for one in found} == {"a": "inconclusive", "b": "pass"}
