@@ -151,7 +151,7 @@ def repo(root: Path, **rest: Any) -> Repo:
     made.git("config", "user.name", "A. Tester")
     made.git("config", "user.email", "tester@example.com")
     made.write(
-        {"pytest.ini": "[pytest]\n", "cudaforge.yaml": "device: cpu\n", ".gitignore": ".cudaforge\n__pycache__\n"}
+        {"pytest.ini": "[pytest]\n", "cudaforge.yaml": "trials: 5\n", ".gitignore": ".cudaforge\n__pycache__\n"}
     )
     return made
 
