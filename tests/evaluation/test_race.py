@@ -123,8 +123,10 @@ def test_a_candidate_that_is_wrong_under_the_clock_is_a_failure(evaluator: Evalu
     assert found.workload == "default"
 
 
-#: The same work with one more buffer.
-MORE = norm(plan=NORM_PLAN.replace("    y = empty", '    z = empty((64,), "float32")\n    y = empty'))
+#: The same answer with one more launch, into one more buffer.
+LAUNCH = next(line for line in NORM_PLAN.splitlines(keepends=True) if "launch(" in line and "import" not in line)
+FIRST = "    z = empty(x.shape, x.dtype)\n" + LAUNCH.replace(", y", ", z")
+MORE = norm(plan=NORM_PLAN.replace(LAUNCH, FIRST + LAUNCH))
 
 
 def test_plans_of_other_buffers_have_arenas_of_their_own(evaluator: Evaluator, repo: Path) -> None:
