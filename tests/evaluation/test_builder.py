@@ -22,10 +22,12 @@ from pytest_cudaforge.errors import (
     PlanSyntaxError,
     SandboxError,
     Unsupported,
+    WorkerCrash,
     WorkerProtocol,
 )
-from pytest_cudaforge.evaluation.builder import _TRACE, _error_of
-from pytest_cudaforge.evaluation.channel import Reply
+from pytest_cudaforge.evaluation.builder import _TRACE, Builder, _error_of
+from pytest_cudaforge.evaluation.channel import BUILDER_CAPS, Reply
+from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.sandbox import Defences, child_environment
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.languages import Unit
@@ -55,6 +57,26 @@ def test_a_plan_is_traced(servers: ForkServers) -> None:
     traced = servers.builder().trace(PLAN, SIGNATURE)
     assert [launch.kernel for launch in traced.main.launches] == ["add"]
     assert traced.main.launches[0].args[3] == 32 and traced.prepare is None
+
+
+def test_one_process_serves_the_calls_of_a_candidate(servers: ForkServers) -> None:
+    started = []
+
+    def spawn(kind: str) -> Child:
+        started.append(servers._spawn_builder(kind))
+        return started[-1]
+
+    with Builder(spawn).kept() as builder:
+        first = builder.trace(PLAN, SIGNATURE)
+        with pytest.raises(PlanSyntaxError):
+            builder.trace("import os\n", SIGNATURE)
+        assert builder.trace(PLAN, SIGNATURE) == first and len(started) == 1
+        started[0].kill()
+        with pytest.raises(WorkerCrash):
+            builder.trace(PLAN, SIGNATURE)
+        assert builder.trace(PLAN, SIGNATURE) == first and len(started) == 2
+    with pytest.raises(WorkerCrash):
+        started[1].ask(_TRACE, {}, phase="tracing", caps=BUILDER_CAPS, timeout_s=1)
 
 
 def test_instructions_are_led_back_to_lines_in_the_sandbox(servers: ForkServers) -> None:
