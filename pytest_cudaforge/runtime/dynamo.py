@@ -29,6 +29,7 @@ from pytest_cudaforge.errors import ForgeError
 from pytest_cudaforge.plan import TensorSpec, View, encode_spec, scratch_layout
 from pytest_cudaforge.runtime import guards
 from pytest_cudaforge.runtime.calls import LoadedPlan, allocator, is_whole, on_device, stream_of
+from pytest_cudaforge.runtime.circumstances import same
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.signature import ModuleSpec, Signature, describe_module, flatten_call
 
@@ -36,6 +37,12 @@ __all__ = ["Form", "decisions", "form_of", "traced"]
 
 _SIMPLE = (bool, int, float, str, type(None))
 _MOST_PROBES = 256
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+#: Below this torch's Dynamo has not been tried.
+_LEAST_TORCH = (2, 11)
+_CHANGED = "an attribute changed since apply(): apply again"
+#: What a plan returns its tensors in.
+_TENSOR, _LIST, _TUPLE, _DICT = range(4)
 
 
 # -- what Dynamo runs: constants, loops over tuples and attribute look-ups only -------------------------------------
@@ -45,21 +52,29 @@ def traced(module: Any, form: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     """(whether the kernel serves this call, its output) while Dynamo traces an applied module or function."""
     if _exporting():
         return _decline(form, "an exported program has to run where no kernels are"), None
-    probes, paths = _form_facts(form)
-    for path, kind, value in probes:
-        now = _at(module, path)
-        if type(now).__name__ != kind or now != value:
-            return _decline(form, "an attribute changed since apply(): apply again"), None
+    attributes, numbers, paths = _form_paths(form)
+    for path, then in numbers:  # which Dynamo may hold for symbols
+        value = _at(module, path)
+        if not isinstance(value, float) or value != then:
+            return _decline(form, _CHANGED), None
+    now = []
+    for path in attributes:
+        value = _at(module, path)
+        if not (value is None or isinstance(value, (int, str, tuple, list, torch.dtype))):
+            return _decline(form, _CHANGED), None
+        now.append(value)
+    if not _as_applied(form, tuple(now)):
+        return _decline(form, _CHANGED), None
     # Not imported above: it takes a second, which Dynamo has spent by now.
     is_static = torch.fx.experimental.symbolic_shapes.has_static_value
     tensors: list[torch.Tensor] = []
-    metas: list[tuple[str, Any]] = []
+    metas: list[tuple[bool, Any]] = []
     for value in (*args, *kwargs.values()):
         if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
             tensors.append(value)
-            metas.append(("tensor", None))
-        elif value is None or type(value) is bool or type(value) is str or (type(value) is int and is_static(value)):
-            metas.append((type(value).__name__, value))
+            metas.append((True, None))
+        elif value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and is_static(value)):
+            metas.append((False, value))
         else:
             return _decline(form, "an argument is no plain tensor, integer, string or None"), None
     for path in paths:
@@ -74,19 +89,19 @@ def traced(module: Any, form: str, args: tuple[Any, ...], kwargs: dict[str, Any]
                 return _decline(form, "shapes are dynamic"), None
         if tensor.requires_grad and torch.is_grad_enabled():
             return _decline(form, "compiled for gradients, not under no_grad"), None
-        specs.append((tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), str(tensor.device)))
-    if tensors and torch.is_autocast_enabled(tensors[0].device.type):
-        return _decline(form, "autocast is on"), None
+        specs.append((tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device))
     decision = _decide(form, len(args), tuple(kwargs), tuple(metas), tuple(specs))
     if decision is None:
         return False, None
-    plan, picks, names = decision
+    plan, picks, container, names = decision
     outputs = torch.ops.cudaforge.replay([tensors[place] for place in picks], plan)
-    if names is None:
+    if container == _TENSOR:
         return True, outputs[0]
-    if names == "list":
+    if container == _LIST:
         return True, list(outputs)
-    return True, (tuple(outputs) if names == "tuple" else dict(zip(names, outputs, strict=True)))
+    if container == _TUPLE:
+        return True, tuple(outputs)
+    return True, {name: outputs[place] for place, name in enumerate(names)}
 
 
 def _at(module: Any, path: tuple[str, ...]) -> Any:
@@ -96,6 +111,10 @@ def _at(module: Any, path: tuple[str, ...]) -> Any:
 
 
 # -- forms --------------------------------------------------------------------------------------------------------
+
+
+#: (plan, which tensors it takes, what its outputs are returned in, a dict's keys).
+_Decision = tuple[str, tuple[int, ...], int, tuple[Any, ...]]
 
 
 class Form(NamedTuple):
@@ -121,6 +140,8 @@ def decisions(form: str) -> dict[str, int]:
 def form_of(module: torch.nn.Module | None, kernels: Sequence[Any], names: Sequence[str]) -> str:
     """The form of an applied module (or of a function: None), for :func:`traced`; "" where there can be none."""
     walk = _Walk()
+    if _TORCH < _LEAST_TORCH:
+        return ""
     if module is not None and not walk.module(module, ()):
         return ""
     usable = tuple(kernel for kernel in kernels if isinstance(kernel, Kernel))
@@ -182,9 +203,17 @@ def _exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def _form_facts(form: str) -> tuple[Any, Any]:
+def _form_paths(form: str) -> tuple[Any, Any, Any]:
+    """Paths of attributes, floats with their values, paths of tensors."""
     found = _forms[form]
-    return found.probes, found.paths
+    floats = tuple((path, value) for path, kind, value in found.probes if kind == "float")
+    return tuple(path for path, kind, _ in found.probes if kind != "float"), floats, found.paths
+
+
+def _as_applied(form: str, values: tuple[Any, ...]) -> bool:
+    """Whether attributes are what they were: compared for real, and guarded by Dynamo, which handed them over."""
+    then = [value for _, kind, value in _forms[form].probes if kind != "float"]
+    return all(same(now, was) for now, was in zip(values, then, strict=True))
 
 
 def _decline(form: str, reason: str) -> bool:
@@ -197,10 +226,10 @@ def _decide(
     form: str,
     count: int,
     keywords: tuple[str, ...],
-    metas: tuple[tuple[str, Any], ...],
-    specs: tuple[tuple[tuple[int, ...], tuple[int, ...], str, str], ...],
-) -> tuple[str, tuple[int, ...], Any] | None:
-    """(plan, which tensors it takes, form of the output), or None where the reference is to be traced."""
+    metas: tuple[tuple[bool, Any], ...],
+    specs: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device], ...],
+) -> _Decision | None:
+    """What the graph gets, or None where the reference is to be traced."""
     known = _forms[form]
     with _lock:
         try:
@@ -214,24 +243,27 @@ def _decide(
 # Dynamo calls these for real and takes what they return for constants (torch.compiler.assume_constant_result does no
 # more than this, and importing it costs a second).
 _exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_form_facts._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_form_paths._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_as_applied._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _decline._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fitting(
-    form: Form, count: int, keywords: Sequence[str], metas: Sequence[tuple[str, Any]], specs: Sequence[Any]
-) -> tuple[str, tuple[int, ...], Any] | str:
+    form: Form, count: int, keywords: Sequence[str], metas: Sequence[tuple[bool, Any]], specs: Sequence[Any]
+) -> _Decision | str:
     from pytest_cudaforge.runtime.attachment import device_facts, device_name, place_reason, state_reason
 
     devices = {device for *_, device in specs}
     if len(devices) != 1:
         return "inputs and parameters are on several devices, or there are none"
-    device = torch.device(devices.pop())
+    device = devices.pop()
+    if torch.is_autocast_enabled(device.type):
+        return "autocast is on"
     if device.type not in ("cpu", "cuda"):
         return f"tensors are on {device.type}"
     facts = device_facts(device)
-    tensors = [TensorSpec(shape, dtype.removeprefix("torch."), strides) for shape, strides, dtype, _ in specs]
+    tensors = [TensorSpec(shape, str(dtype).removeprefix("torch."), strides) for shape, strides, dtype, _ in specs]
     args, kwargs = _call_of(count, keywords, metas, tensors)
     leaves, _ = flatten_call(args, kwargs)
     inputs = list(leaves.items())
@@ -254,17 +286,17 @@ def _fitting(
             known = [*(("input", path) for path in paths), *(("state", path) for path in state)]
             buffers = [loaded.main.plan.buffers[index] for index in replay.sources]
             picks = tuple(known.index((buffer.role, buffer.source)) for buffer in buffers)
-            return _published(kernel, signature, replay, device), picks, replay.names
+            return _published(kernel, signature, replay, device), picks, replay.container, replay.names
         reasons.append(reason)
     return "; ".join(dict.fromkeys(reasons)) or "no kernel"
 
 
 def _call_of(
-    count: int, keywords: Sequence[str], metas: Sequence[tuple[str, Any]], tensors: Sequence[TensorSpec]
+    count: int, keywords: Sequence[str], metas: Sequence[tuple[bool, Any]], tensors: Sequence[TensorSpec]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call with specs in place of its tensors."""
     remaining = iter(tensors)
-    values = [next(remaining) if kind == "tensor" else value for kind, value in metas]
+    values = [next(remaining) if is_tensor else value for is_tensor, value in metas]
     return tuple(values[:count]), dict(zip(keywords, values[count:], strict=True))
 
 
@@ -299,7 +331,7 @@ class _Replay:
         plan = loaded.plan
         self.sources = [i for i, buffer in enumerate(plan.buffers) if buffer.role in ("input", "state")]
         self._specs = [plan.buffers[index].spec for index in self.sources]
-        views, self.names = _flat(plan.outputs)
+        views, self.container, self.names = _flat(plan.outputs)
         self.obstacle = self._obstacle(views)
         self._fresh = [
             (view.buffer, view.shape, view.strides, _dtype(plan.buffers[view.buffer].spec)) for view in views
@@ -368,17 +400,17 @@ def _drawn(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     return tensor.normal_() if tensor.dtype in (torch.float32, torch.float64) else tensor.zero_()
 
 
-def _flat(outputs: Any) -> tuple[list[View], Any]:
-    """An output tree's views, and how to rebuild it: None, "list", "tuple" or a dict's keys. No views: too deep."""
+def _flat(outputs: Any) -> tuple[list[View], int, tuple[Any, ...]]:
+    """An output tree's views, what they are returned in, and a dict's keys. No views: it is nested, or no tensors."""
     if isinstance(outputs, View):
-        return [outputs], None
+        return [outputs], _TENSOR, ()
     if isinstance(outputs, dict):
-        values, names = list(outputs.values()), tuple(outputs)
+        values, container, names = list(outputs.values()), _DICT, tuple(outputs)
     elif isinstance(outputs, (list, tuple)):
-        values, names = list(outputs), ("list" if isinstance(outputs, list) else "tuple")  # type: ignore[assignment]
+        values, container, names = list(outputs), _LIST if isinstance(outputs, list) else _TUPLE, ()
     else:
-        return [], None
-    return (values, names) if all(isinstance(value, View) for value in values) else ([], None)
+        return [], _TENSOR, ()
+    return (values if all(isinstance(value, View) for value in values) else []), container, names
 
 
 _sources: dict[str, _Source] = {}
