@@ -399,8 +399,8 @@ class ProfiledKernel:
 
     ``own``: one of the candidate's, by the name that its source has (``function``); library kernels keep the name of
     their symbol. ``duration_ns`` is the sum over ``launches`` under the profiler, inside the call where that was
-    counted, else from emptied caches: a share of the call, never a verdict's time. ``metrics``: (Nsight Compute's own name,
-    value, its unit) of the longest launch, each looked at alone and from emptied caches but for ``in_call__...``.
+    counted, else from emptied caches: a share of the call, never a verdict's time. ``metrics``: (Nsight Compute's own
+    name, value, its unit) of the longest launch, each looked at alone and from emptied caches but for ``in_call__...``.
     """
 
     function: str
