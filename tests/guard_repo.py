@@ -150,9 +150,7 @@ def repo(root: Path, **rest: Any) -> Repo:
     made.git("init", "-q", "-b", "main")
     made.git("config", "user.name", "A. Tester")
     made.git("config", "user.email", "tester@example.com")
-    made.write(
-        {"pytest.ini": "[pytest]\n", "cudaforge.yaml": "trials: 5\n", ".gitignore": ".cudaforge\n__pycache__\n"}
-    )
+    made.write({"pytest.ini": "[pytest]\n", "cudaforge.yaml": "trials: 5\n", ".gitignore": ".cudaforge\n__pycache__\n"})
     return made
 
 
