@@ -38,8 +38,8 @@ __all__ = ["Form", "decisions", "form_of", "traced"]
 _SIMPLE = (bool, int, float, str, type(None))
 _MOST_PROBES = 256
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-#: Below this torch's Dynamo has not been tried.
-_LEAST_TORCH = (2, 11)
+#: Below this, Dynamo has not been seen to take all of :func:`traced`, and the reference is compiled.
+LEAST_TORCH = (2, 13)
 _CHANGED = "an attribute changed since apply(): apply again"
 #: What a plan returns its tensors in.
 _TENSOR, _LIST, _TUPLE, _DICT = range(4)
@@ -140,7 +140,7 @@ def decisions(form: str) -> dict[str, int]:
 def form_of(module: torch.nn.Module | None, kernels: Sequence[Any], names: Sequence[str]) -> str:
     """The form of an applied module (or of a function: None), for :func:`traced`; "" where there can be none."""
     walk = _Walk()
-    if _TORCH < _LEAST_TORCH:
+    if _TORCH < LEAST_TORCH:
         return ""
     if module is not None and not walk.module(module, ()):
         return ""
