@@ -108,7 +108,10 @@ class Deep(nn.Module):
 """
 #: What production does with the winner: called again and again, from another thread, inside somebody's capture.
 USE = """
+import faulthandler
 import threading
+
+faulthandler.dump_traceback_later(100, exit=True)
 
 import torch
 
