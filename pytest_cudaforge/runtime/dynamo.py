@@ -39,7 +39,7 @@ _SIMPLE = (bool, int, float, str, type(None))
 _MOST_PROBES = 256
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 #: Below this, Dynamo has not been seen to take all of :func:`traced`, and the reference is compiled.
-LEAST_TORCH = (2, 13)
+LEAST_TORCH = (2, 11)
 _CHANGED = "an attribute changed since apply(): apply again"
 #: What a plan returns its tensors in.
 _TENSOR, _LIST, _TUPLE, _DICT = range(4)
