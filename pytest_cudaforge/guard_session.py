@@ -537,7 +537,8 @@ def _text(findings: Sequence[Finding], since: str, told: Circumstances) -> str:
         if not place:
             lines.append(guard.describe(finding, told))
         else:
-            lines.append(f"  {_NAMES[finding.question]}: {finding.outcome}: {finding.text}")
+            call = " (a call with its gradients)" if finding.what == "backward" else ""
+            lines.append(f"  {_NAMES[finding.question]}{call}: {finding.outcome}: {finding.text}")
     return "\n".join(lines) or "nothing was measured"
 
 
