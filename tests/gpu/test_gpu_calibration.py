@@ -10,7 +10,11 @@ import pytest
 from pytest_cudaforge import calibration, cli
 from pytest_cudaforge.hardware import detect_in_child
 
-pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
+]
 
 
 def test_calibrate_makes_keeps_and_tells_decisions(
