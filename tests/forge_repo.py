@@ -85,6 +85,7 @@ device: cpu
 rounds: 2
 min_headroom: 0
 roofline_stop: 99
+timing_budget_s: 0.3
 chat:
   coder: {provider: "scripted_chat:make"}
   judge: {provider: "scripted_chat:make"}
