@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -162,7 +163,11 @@ def _started(folder: Path, *options: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "pytest", "-v", "-p", "no:hypothesispytest", "-p", "no:anyio", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(argv, cwd=folder, env=environment, text=True, start_new_session=True, **out)
+    # What a shell starts in the background ignores Ctrl-C, and so would all that these tests start.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        argv, cwd=folder, env=environment, text=True, start_new_session=True, preexec_fn=heard, **out
+    )
 
 
 def test_ctrl_c_while_others_are_under_way(tmp_path: Path) -> None:
