@@ -223,7 +223,7 @@ def test_no_candidate_plants_a_build(
     planted = Path(evaluator.settings.cache_dir, "planted")
     BuildCache(planted).put(keys[1], stored)
     entry = (planted / keys[1][:2] / keys[1][2:]).read_bytes()
-    place = evaluator._cache._directory / keys[1][:2] / keys[1][2:]
+    place = Path(evaluator.settings.cache_dir, "builds") / keys[1][:2] / keys[1][2:]
     place.parent.mkdir(parents=True, exist_ok=True)
     values = ",".join(map(str, entry))
     attack = hostile(
