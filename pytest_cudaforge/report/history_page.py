@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import math
 from collections.abc import Sequence
 
 from pytest_cudaforge.alarms import Alarm
 from pytest_cudaforge.guard import duration
-from pytest_cudaforge.report import svg
 from pytest_cudaforge.report.escaping import one_line
+from pytest_cudaforge.report.frame import framed
 from pytest_cudaforge.report.history_rows import Event, PartyRow, SeriesRow
 from pytest_cudaforge.report.html_words import badge, bullets, figure, table
 from pytest_cudaforge.report.markup import Markup, joined, tag
@@ -17,7 +16,6 @@ from pytest_cudaforge.report.svg import Picture
 
 __all__ = ["page", "timeline"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _LEFT, _TOP, _WIDTH, _HEIGHT, _BELOW = 84, 30, 760, 190, 44
 #: The plot's height stands for this share of a time at least: noise is to look like noise.
 _LEAST_RANGE = 0.10
@@ -29,26 +27,12 @@ _MARKS = {"toolchain": "T", "kernel": "K", "reference": "S", "regression": "R"}
 
 def page(rows: Sequence[SeriesRow], found: Sequence[Alarm], notes: Sequence[str]) -> str:
     """The page: what is alarming in the newest run, then a picture and a table for each workload and machine."""
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", "The guard's history"),
-        tag("style", Markup(svg.COLOURS + svg.SHAPES + _style())),
-    )
-    body = tag(
-        "body",
-        tag("header", tag("h1", "The guard's history"), tag("p", _told(rows), class_="faint")),
+    return framed(
+        "The guard's history",
+        _told(rows),
         tag("main", _alarms(found), bullets(notes), _overview(rows), [_section(*each) for each in enumerate(rows)]),
-        tag("footer", "Written by pytest-cudaforge. Times are medians of a call; each run timed its parties in turns."),
+        "Written by pytest-cudaforge. Times are medians of a call; each run timed its parties in turns.",
     )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
-
-
-def _style() -> str:
-    return importlib.resources.files("pytest_cudaforge.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _told(rows: Sequence[SeriesRow]) -> str:

@@ -6,12 +6,12 @@ The page refuses scripts and requests by its own policy as well, so that a hole 
 from __future__ import annotations
 
 import datetime
-import importlib.resources
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_cudaforge.records import Outcome, Trace
-from pytest_cudaforge.report import amounts, files, svg
+from pytest_cudaforge.report import amounts, files
+from pytest_cudaforge.report.frame import framed
 from pytest_cudaforge.report.html_target import target_section
 from pytest_cudaforge.report.html_words import badge, definitions, table, tiles
 from pytest_cudaforge.report.markup import Markup, joined, tag
@@ -20,7 +20,6 @@ from pytest_cudaforge.report.rows import Row, Totals, rows
 __all__ = ["document", "write"]
 
 _SHADES: Mapping[Outcome, str] = {"forged": "good", "failed": "bad", "error": "bad"}
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def document(
@@ -34,18 +33,9 @@ def document(
     """The page. ``made``: when the run ended, now without it."""
     when = (made or datetime.datetime.now().astimezone()).strftime("%Y-%m-%d %H:%M %Z")
     lines = rows(traces)
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", "Forged kernels"),
-        tag("style", Markup(svg.COLOURS + svg.SHAPES + _style())),
-    )
-    body = tag(
-        "body",
-        tag("header", tag("h1", "Forged kernels"), tag("p", f"{_told(totals)} {when}", class_="faint")),
+    return framed(
+        "Forged kernels",
+        f"{_told(totals)} {when}",
         tag(
             "main",
             _tiles(totals),
@@ -55,18 +45,13 @@ def document(
             [target_section(f"t{index}", trace, lines[index]) for index, trace in enumerate(traces)],
             _environment(environment or {}),
         ),
-        tag("footer", "Written by pytest-cudaforge. Speedups: median over paired blocks of baseline ÷ kernel."),
+        "Written by pytest-cudaforge. Speedups: median over paired blocks of baseline ÷ kernel.",
     )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
 def write(path: Path, page: str) -> None:
     """Raises :class:`UsageError` where the path cannot be written."""
     files.write(path, page, "--forge-html")
-
-
-def _style() -> str:
-    return importlib.resources.files("pytest_cudaforge.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _told(total: Totals) -> str:

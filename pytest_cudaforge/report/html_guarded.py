@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import importlib.resources
 from collections.abc import Mapping
 
 from pytest_cudaforge.guarded import GuardRecord, GuardReport, Verdict
-from pytest_cudaforge.report import svg
 from pytest_cudaforge.report.escaping import plain
+from pytest_cudaforge.report.frame import framed
 from pytest_cudaforge.report.guarded import HEADER, changes_of, counted, record_text, row_of, shown
 from pytest_cudaforge.report.html_words import badge, bullets, definitions, folded, table
 from pytest_cudaforge.report.markup import Markup, Part, tag
 
 __all__ = ["page"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _SHADES: Mapping[Verdict, str] = {"pass": "good", "regression": "bad", "failed": "bad"}
 
 
@@ -23,26 +21,12 @@ def page(report: GuardReport, *, made: datetime.datetime | None = None) -> str:
     """``made``: when the run ended, now without it."""
     when = (made or datetime.datetime.now().astimezone()).strftime("%Y-%m-%d %H:%M %Z")
     told = report.error or (counted(report) if report.records else "Nothing was guarded.")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", "Guarded kernels"),
-        tag("style", Markup(svg.COLOURS + svg.SHAPES + _style())),
-    )
-    body = tag(
-        "body",
-        tag("header", tag("h1", "Guarded kernels"), tag("p", f"{plain(told)} {when}", class_="faint")),
+    return framed(
+        "Guarded kernels",
+        f"{plain(told)} {when}",
         tag("main", _circumstances(report), _overview(report), _answers(report), _lists(report)),
-        tag("footer", "Written by pytest-cudaforge. Against the merge base: time now / time there; else speedups."),
+        "Written by pytest-cudaforge. Against the merge base: time now / time there; else speedups.",
     )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
-
-
-def _style() -> str:
-    return importlib.resources.files("pytest_cudaforge.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _circumstances(report: GuardReport) -> Markup | None:
