@@ -1,0 +1,61 @@
+"""``python -m cudaforge_action MODE`` (also ``cudaforge-ci``): one mode, its exit status, and one clear error if any.
+
+A mode's module is imported when it is asked for: plan, report and publish load no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+from cudaforge_action.context import refuse_unsafe
+from cudaforge_action.host import Host, host_of
+from cudaforge_action.inputs import Inputs, read
+from cudaforge_action.records import Annotation
+from pytest_cudaforge.errors import ForgeError
+
+__all__ = ["main"]
+
+USAGE_EXIT = 2
+
+
+class _Mode(Protocol):
+    def run(self, inputs: Inputs, host: Host) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """The exit status: the mode's own, and 2 for a wrong input or situation (or a bug), which is shown as an error."""
+    environ = os.environ if environ is None else environ
+    host = host_of(environ)
+    try:
+        inputs = read(environ, sys.argv[1:] if argv is None else argv)
+        if inputs.token:
+            host.mask(inputs.token)
+        refuse_unsafe(host.context, inputs)
+        return _mode(inputs.mode).run(inputs, host)
+    except ForgeError as error:
+        _show(host, error.what, str(error))
+        return USAGE_EXIT
+    # The outermost frame: whatever is not foreseen must still end as one readable line and the status of an error.
+    except Exception as error:  # noqa: BLE001
+        with host.quoting():
+            traceback.print_exc()
+        _show(host, type(error).__name__, f"{type(error).__name__}: {error}\n  to do: please report this with the log")
+        return USAGE_EXIT
+
+
+def _mode(name: str) -> _Mode:
+    return cast(_Mode, importlib.import_module(f"cudaforge_action.{name}"))
+
+
+def _show(host: Host, what: str, text: str) -> None:
+    title = what.splitlines()[0][:120] if what else "error"
+    host.annotate([Annotation("error", f"pytest-cudaforge: {title}", text)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
