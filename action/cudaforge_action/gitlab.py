@@ -1,0 +1,89 @@
+"""GitLab CI as a host: folded sections, a code quality report for remarks, a dotenv report for outputs.
+
+What becomes of the files in ``folder`` is said in ``.gitlab-ci.yml`` (``artifacts: reports: junit, codequality,
+dotenv``): https://docs.gitlab.com/ci/yaml/artifacts_reports/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cudaforge_action.context import gitlab_context
+from cudaforge_action.host import FOLDER
+from cudaforge_action.plain import PlainHost
+from cudaforge_action.records import Annotation
+from pytest_cudaforge.report.escaping import one_line, plain
+
+__all__ = ["CODE_QUALITY", "DOTENV", "GitLabHost"]
+
+CODE_QUALITY = "code-quality.json"
+DOTENV = "outputs.env"
+
+_SEVERITY = {"error": "critical", "warning": "major", "notice": "info"}
+# A dotenv report takes 5 KiB in all, and values of one line: what is larger is in outputs.json only.
+_MAX_DOTENV_BYTES = 5 * 1024
+_MAX_DOTENV_VALUE = 500
+
+
+class GitLabHost(PlainHost):
+    """A job of a pipeline."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path = FOLDER) -> None:
+        super().__init__(folder, gitlab_context(environ))
+        self._remarks: list[Annotation] = []
+        self._dotenv: dict[str, str] = {}
+        self._sections = 0
+
+    def annotate(self, annotations: Sequence[Annotation]) -> None:
+        super().annotate(annotations)
+        self._remarks += annotations
+        # A remark without a place has none in the change either.
+        remarks = [_remark(one) for one in self._remarks if one.path]
+        self.write(CODE_QUALITY, json.dumps(remarks, indent=1) + "\n")
+
+    def output(self, name: str, value: str) -> None:
+        """As ``CUDAFORGE_<NAME>`` to the jobs that need this one."""
+        super().output(name, value)
+        variable = "CUDAFORGE_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())
+        if len(value) <= _MAX_DOTENV_VALUE and value.isprintable():
+            self._dotenv[variable] = value
+        text = "".join(f"{key}={shown}\n" for key, shown in self._dotenv.items())
+        if len(text.encode()) <= _MAX_DOTENV_BYTES:
+            self.write(DOTENV, text)
+
+    @contextmanager
+    def group(self, title: str) -> Iterator[None]:
+        """https://docs.gitlab.com/ci/jobs/job_logs/#custom-collapsible-sections."""
+        self._sections += 1
+        name = f"cudaforge_{self._sections}"
+        self._log(f"\x1b[0Ksection_start:{int(time.time())}:{name}\r\x1b[0K{one_line(plain(title), 500)}\n")
+        try:
+            yield
+        finally:
+            self._log(f"\x1b[0Ksection_end:{int(time.time())}:{name}\r\x1b[0K\n")
+
+    def _log(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _remark(one: Annotation) -> dict[str, Any]:
+    """https://docs.gitlab.com/ci/testing/code_quality/#code-quality-report-format."""
+    told = f"{one.title}: {one.message}" if one.title else one.message
+    # Without its figures, which differ at each run: GitLab tells new remarks from known ones by this.
+    known = f"{one.level}\0{one.path}\0{one.title}"
+    return {
+        "description": plain(told)[:4000],
+        "check_name": "cudaforge",
+        "fingerprint": hashlib.sha256(known.encode("utf-8", "replace")).hexdigest(),
+        "severity": _SEVERITY[one.level],
+        "location": {"path": plain(one.path), "lines": {"begin": max(1, one.line)}},
+    }

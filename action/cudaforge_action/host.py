@@ -1,0 +1,60 @@
+"""The CI service that a run stands in, as the modes see it: one Protocol, three implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from cudaforge_action.records import Annotation, Context
+
+__all__ = ["FOLDER", "Host", "host_of"]
+
+#: Where results lie where nobody says otherwise (the default of the input ``output-dir``).
+FOLDER = Path(".cudaforge/action")
+
+
+class Host(Protocol):
+    """What a mode may tell its CI service without any token. Text is shown, never obeyed."""
+
+    @property
+    def context(self) -> Context: ...
+
+    def summary(self, markdown: str) -> None:
+        """Add to the page of this run. ``markdown`` is rendered: text of others in it must be escaped already."""
+
+    def annotate(self, annotations: Sequence[Annotation]) -> None:
+        """Remarks on lines of the change. GitHub shows ten of a level and step: the worst come first."""
+
+    def output(self, name: str, value: str) -> None:
+        """Hand a value to later steps or jobs."""
+
+    def mask(self, value: str) -> None:
+        """Show ``***`` instead of this value in the log from now on, where the service can."""
+
+    def group(self, title: str) -> AbstractContextManager[None]:
+        """Fold the log of this block under a title."""
+
+    def quoting(self) -> AbstractContextManager[None]:
+        """Print what others wrote in here (pytest's output, a model's text): nothing of it is a command."""
+
+    def notice(self, text: str) -> None: ...
+
+    def warning(self, text: str) -> None: ...
+
+
+def host_of(environ: Mapping[str, str], folder: Path = FOLDER) -> Host:
+    """GitHub, GitLab, or a plain machine. ``folder``: where hosts without a page of their own leave summary and
+    outputs. Raises :class:`~pytest_cudaforge.errors.UsageError` where GitHub's event cannot be read."""
+    if environ.get("GITHUB_ACTIONS") == "true":
+        from cudaforge_action.github import GitHubHost
+
+        return GitHubHost(environ)
+    if environ.get("GITLAB_CI") == "true":
+        from cudaforge_action.gitlab import GitLabHost
+
+        return GitLabHost(environ, folder)
+    from cudaforge_action.plain import PlainHost
+
+    return PlainHost(folder)
