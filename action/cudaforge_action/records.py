@@ -108,14 +108,17 @@ class ForgedShard:
 @dataclass(frozen=True)
 class VerifiedKernel:
     """A verdict of a job without token or key, on what it rebuilt from source itself. ``entry``: the manifest's line
-    for it; None where it may not be published (``evaluation`` says why not)."""
+    for it; None where it may not be published, and ``reason`` says why not. ``evaluation``: None where there could be
+    none (the target differs here, there is no GPU)."""
 
     target: str
     source_digest: str
     language: str
     digest: str
-    evaluation: Evaluation
+    evaluation: Evaluation | None
     entry: Entry | None = None
+    reason: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True)
