@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from cudaforge_action.context import refuse_unsafe
 from cudaforge_action.host import Host, host_of
 from cudaforge_action.inputs import Inputs, read
+from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import Annotation
 from pytest_cudaforge.errors import ForgeError
 
@@ -30,26 +31,30 @@ class _Mode(Protocol):
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """The exit status: the mode's own, and 2 for a wrong input or situation (or a bug), which is shown as an error."""
     environ = os.environ if environ is None else environ
-    host = host_of(environ)
+    # Until the host is known, errors go where a plain machine's go.
+    host: Host = PlainHost()
     try:
+        host = host_of(environ)
         inputs = read(environ, sys.argv[1:] if argv is None else argv)
         if inputs.token:
             host.mask(inputs.token)
-        refuse_unsafe(host.context, inputs)
-        return _mode(inputs.mode).run(inputs, host)
+        return _run(inputs, host_of(environ, inputs.output))
     except ForgeError as error:
         _show(host, error.what, str(error))
-        return USAGE_EXIT
     # The outermost frame: whatever is not foreseen must still end as one readable line and the status of an error.
     except Exception as error:  # noqa: BLE001
         with host.quoting():
             traceback.print_exc()
         _show(host, type(error).__name__, f"{type(error).__name__}: {error}\n  to do: please report this with the log")
-        return USAGE_EXIT
+    return USAGE_EXIT
 
 
-def _mode(name: str) -> _Mode:
-    return cast(_Mode, importlib.import_module(f"cudaforge_action.{name}"))
+def _run(inputs: Inputs, host: Host) -> int:
+    if reason := refuse_unsafe(host.context, inputs):
+        host.notice(f"nothing was done: {reason}")
+        return 0
+    mode = cast(_Mode, importlib.import_module(f"cudaforge_action.{inputs.mode}"))
+    return mode.run(inputs, host)
 
 
 def _show(host: Host, what: str, text: str) -> None:
