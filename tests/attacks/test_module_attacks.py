@@ -56,7 +56,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., E
 @pytest.fixture(scope="module")
 def lenient(opened: Callable[..., Evaluator]) -> Evaluator:
     evaluator = opened()
-    if evaluator._servers.isolation("module").grade == "C":
+    if evaluator.servers.isolation("module").grade == "C":
         pytest.skip("no isolation of native code here")
     return evaluator
 

@@ -51,10 +51,10 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory, guarded: ForkServers) ->
     cache = tmp_path_factory.mktemp("cache")
     settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=30.0, lock_dir=cache)
     with Evaluator(settings) as opened:
-        own = opened._servers
-        opened._servers = guarded  # their environment holds a secret
+        own = opened.servers
+        opened.servers = guarded  # their environment holds a secret
         yield opened
-        opened._servers = own
+        opened.servers = own
 
 
 def _aimed(candidate: Candidate, repo: Path) -> Candidate:
@@ -74,7 +74,7 @@ def _switch_off(row: Row, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch,
         SWITCHES[row.off](monkeypatch)
     else:
         servers = servers_with(dataclasses.replace(Defences(), **{row.off: False}))
-        monkeypatch.setattr(evaluator, "_servers", servers)
+        monkeypatch.setattr(evaluator, "servers", servers)
 
 
 _PLAIN_ROWS = [row for row in ROWS if row.off != "seeds"]
@@ -128,7 +128,7 @@ def _energy_table(evaluator: Evaluator, repo: Path, seeds: range) -> str:
     target = find(repo, "energy")
     attempt = hostile("energy")
     facts = evaluator.facts(target)
-    builder = evaluator._servers.builder()
+    builder = evaluator.servers.builder()
     kitchen = Kitchen(attempt, facts, evaluator.device, arch="cpu", builder=builder, cache=None)
     layout = call_layout(kitchen.trace(facts.workloads[0]), frames=1)
     bench, arena = evaluator.oracle.open_bench(target, "default", "", layout.data)
@@ -218,7 +218,7 @@ def test_no_candidate_plants_a_build(
     unit = Unit((), ("kernel",))
     fingerprint = f"cpp {languages.load('cpp').fingerprint('cpu')}"
     keys = [build_key(c.file("kernel.cpp"), unit, fingerprint, "cpu") for c in (good, wrong)]
-    stored = evaluator._cache.get(keys[0])
+    stored = evaluator.cache.get(keys[0])
     assert isinstance(stored, languages.Binary)
     planted = Path(evaluator.settings.cache_dir, "planted")
     BuildCache(planted).put(keys[1], stored)
@@ -233,7 +233,7 @@ def test_no_candidate_plants_a_build(
     )
     assert evaluator.evaluate(attack, target, timing=False).passed
     assert not place.exists()
-    monkeypatch.setattr(evaluator, "_servers", servers_with(Defences(files=False)))
+    monkeypatch.setattr(evaluator, "servers", servers_with(Defences(files=False)))
     assert evaluator.evaluate(attack, target, timing=False).passed
     planted_verdict = evaluator.evaluate(wrong, target, timing=False)
     rebuilt = evaluator.evaluate(wrong, target, timing=False, fresh=True)

@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 
 from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.attempt import Attempt
 from pytest_cudaforge.evaluation.cases import call_layout
-from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings, _Attempt
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.parties import EventParty, worker_party
 from pytest_cudaforge.records import Candidate
 
@@ -68,7 +69,7 @@ def compared(evaluator: Evaluator, root: Path, kernel: str, amount: int) -> dict
     """ns per call of one candidate by both clocks, and cold by events."""
     target = discover([root / "layers.py"], root).targets[0]
     files = {"kernel.cu": kernel, "plan.py": PLAN.format(amount=amount)}
-    attempt = _Attempt(evaluator, Candidate.of("cuda", files), target, evaluator.facts(target), False)
+    attempt = Attempt(evaluator, Candidate.of("cuda", files), target, evaluator.facts(target), False)
     attempt.build_for_timing()
     product = attempt._products[0]
     layout = call_layout(product.traced, frames=4)
@@ -78,7 +79,7 @@ def compared(evaluator: Evaluator, root: Path, kernel: str, amount: int) -> dict
         with evaluator.lease.timing(), attempt._worker_of(product) as worker:
             worker.attach(0, arena)
             sets = [layout.bindings(frame) for frame in range(4)]
-            flush_bytes = evaluator._flush_bytes
+            flush_bytes = evaluator.flush_bytes
             party = worker_party(evaluator.oracle, worker, sets, clock="events", flush_bytes=flush_bytes, limit_s=60)
             assert isinstance(party, EventParty)
             both = party.by_both_clocks(SLICE_NS)

@@ -9,7 +9,7 @@ import pytest
 from flow_records import make_facts, make_target
 
 from pytest_cudaforge.errors import TargetError
-from pytest_cudaforge.evaluation.evaluator import _matching
+from pytest_cudaforge.evaluation.workloads import matching
 from pytest_cudaforge.publishing import variant_of
 from pytest_cudaforge.records import TargetFacts
 
@@ -24,19 +24,19 @@ def _facts(root: Path) -> TargetFacts:
     [(("half",), ["half"]), (("half*",), ["half", "half-long"]), (("long", "half"), ["half", "long"])],
 )
 def test_a_pattern_chooses_workloads(tmp_path: Path, patterns: tuple[str, ...], names: list[str]) -> None:
-    chosen = _matching(_facts(tmp_path), patterns)
+    chosen = matching(_facts(tmp_path), patterns)
     assert [workload.name for workload in chosen.workloads] == names and chosen.chosen
 
 
 def test_all_of_them_are_no_choice(tmp_path: Path) -> None:
     facts = _facts(tmp_path)
-    assert _matching(facts, ("*",)) == _matching(facts, None) == facts
+    assert matching(facts, ("*",)) == matching(facts, None) == facts
     assert variant_of(facts) == ""
-    assert variant_of(_matching(facts, ("half", "long"))) == variant_of(_matching(facts, ("long", "half")))
-    assert variant_of(_matching(facts, ("half",))) != variant_of(_matching(facts, ("half*",)))
+    assert variant_of(matching(facts, ("half", "long"))) == variant_of(matching(facts, ("long", "half")))
+    assert variant_of(matching(facts, ("half",))) != variant_of(matching(facts, ("half*",)))
 
 
 def test_a_pattern_that_fits_nothing_says_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no workload like bf16") as caught:
-        _matching(_facts(tmp_path), ("bf16",))
+        matching(_facts(tmp_path), ("bf16",))
     assert "half, half-long, long" in str(caught.value)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.attempt import Attempt
 from pytest_cudaforge.evaluation.cases import call_layout
-from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings, _Attempt
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.parties import EventParty, worker_party
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.hardware import detect
@@ -85,7 +86,7 @@ def candidate(kernel: str) -> Candidate:
 @contextlib.contextmanager
 def seated(evaluator: Evaluator, target: Target) -> Iterator[tuple[Worker, list[list[tuple[int, int]]]]]:
     """A worker with ``twice`` loaded and two frames of values attached."""
-    attempt = _Attempt(evaluator, candidate("twice"), target, evaluator.facts(target), False)
+    attempt = Attempt(evaluator, candidate("twice"), target, evaluator.facts(target), False)
     attempt.build_for_timing()
     product = attempt._products[0]
     layout = call_layout(product.traced, frames=2)
@@ -102,11 +103,11 @@ def seated(evaluator: Evaluator, target: Target) -> Iterator[tuple[Worker, list[
 
 def test_a_flush_of_twice_the_l2_makes_a_call_cold(evaluator: Evaluator, targets: dict[str, Target]) -> None:
     """16 MiB in and out fit into the L2 of a data centre card: without the flush the input is still there."""
-    assert evaluator._flush_bytes == 2 * evaluator.device.l2_bytes > 0
+    assert evaluator.flush_bytes == 2 * evaluator.device.l2_bytes > 0
     with seated(evaluator, targets["doubled"]) as (worker, sets):
         times = {
             flush: sorted(worker.time_events(sets[:1], 41, flush_bytes=flush, timeout_s=30).ns)[20]
-            for flush in (0, evaluator._flush_bytes)
+            for flush in (0, evaluator.flush_bytes)
         }
     hot_ns, cold_ns = times.values()
     print(f"hot {hot_ns / 1e3:.2f} us, cold {cold_ns / 1e3:.2f} us")

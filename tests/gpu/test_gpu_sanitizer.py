@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_cudaforge.discovery import discover
-from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings, _Attempt
+from pytest_cudaforge.evaluation.attempt import Attempt
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.sanitizer import find_sanitizer
 from pytest_cudaforge.languages import load
 from pytest_cudaforge.records import Candidate, Evaluation, SanitizerReport, Status, Target
@@ -299,7 +300,7 @@ def looked_at(
 ) -> SanitizerReport:
     """What the tools say, without a verification."""
     files = {load(language).source_name: kernel, "plan.py": plan}
-    attempt = _Attempt(evaluator, Candidate.of(language, files), target, evaluator.facts(target), False)
+    attempt = Attempt(evaluator, Candidate.of(language, files), target, evaluator.facts(target), False)
     kitchen = attempt._kitchen()
     products = [kitchen.produce(workload) for workload in attempt.facts.workloads]
     report = evaluator.sanitizing.examine(target, products, kitchen.compiled_with_lines)
