@@ -1,6 +1,6 @@
 """What ``action.yml`` runs: ``cudaforge_action`` as it is installed, never a module that lies in the checkout.
 
-``python -m`` would put the checkout's folder first on ``sys.path``, a script puts its own there; both go.
+``python -m`` would look into the checkout first; a script's own folder is looked into first, which is wrong here too.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-here = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [entry for entry in sys.path if entry and os.path.abspath(entry) not in (here, os.getcwd())]
+if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
+    del sys.path[0]
+sys.path[:] = [entry for entry in sys.path if entry]
 
 from cudaforge_action.__main__ import main  # noqa: E402
 
