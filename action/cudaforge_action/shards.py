@@ -101,10 +101,10 @@ class Forged:
     reports: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
 
-    @property
-    def traces(self) -> Mapping[str, Trace]:
-        """The winners' traces by their candidates' digests."""
-        return {kernel.digest: trace for kernel, trace in self.kernels}
+    def trace_of(self, kernel: VerifiedKernel) -> Trace | None:
+        """How it came about that this was verified; None where it is not of this shard."""
+        wanted = (kernel.target, kernel.digest, kernel.variant)
+        return next((trace for one, trace in self.kernels if (one.target, one.digest, one.variant) == wanted), None)
 
 
 @dataclass(frozen=True)
