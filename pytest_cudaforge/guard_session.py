@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pytest_cudaforge import guard, hardware, machine, merge_base, reach, trusted
+from pytest_cudaforge import guard, hardware, languages, machine, merge_base, reach, trusted
 from pytest_cudaforge.discovery import discover
-from pytest_cudaforge.errors import DeviceError, OracleError, StaleEntry, UsageError
+from pytest_cudaforge.errors import DeviceError, OracleError, StaleEntry, ToolchainError, UsageError
 from pytest_cudaforge.guard import Circumstances, Finding, Promises, Thresholds
-from pytest_cudaforge.guarded import Change, GuardRecord, Verdict
+from pytest_cudaforge.guarded import Cause, Change, GuardRecord, Verdict
 from pytest_cudaforge.kernel_cases import Case, Inspector, NotHere, repo_root, target_of
 from pytest_cudaforge.records import Candidate, DeviceFacts, Race, RaceFailure, Target
 from pytest_cudaforge.runtime.manifest import Entry, EntryWorkload, Manifest
@@ -199,21 +199,44 @@ class GuardSession:
         from pytest_cudaforge.display import evaluation_text
 
         outcome: Verdict
+        cause: Cause = ""
         grade = ""
         try:
             verdict = self._inspector.check(Case(kernel.manifest, kernel.entry, workload))
             outcome, text = ("pass", "correct") if verdict.evaluation.passed and not verdict.wider else ("failed", "")
             grade = verdict.evaluation.isolation.grade
             text = text or "\n".join(filter(None, (verdict.wider, evaluation_text(verdict.evaluation))))
-        except (StaleEntry, NotHere) as error:
-            outcome, text = "skipped", str(error)
+        except StaleEntry as error:
+            outcome, cause, text = "skipped", "stale", str(error)
+        except NotHere as error:
+            outcome, cause, text = "skipped", "absent", str(error)
+        except ToolchainError:
+            text = _missing_toolchain(kernel.entry.language)
+            if not text:
+                raise
+            outcome, cause = "skipped", "toolchain"
         except (UsageError, OracleError) as error:
             outcome, text = "failed", str(error)
         text = text.replace(f"{self.root}/", "")
         records = [self._record(kernel, workload.name, item, raced) for item, raced in kernel.items(workload.name)]
         told = {"reason": text.splitlines()[0], "text": text, "isolation": grade}
-        changes = self._changes_of(kernel) if outcome != "skipped" else ()
-        return [replace(record, outcome=outcome, changes=changes, **told) for record in records]  # type: ignore[arg-type]
+        changes = self._outgrown(kernel) if cause == "stale" else () if cause else self._changes_of(kernel)
+        known = {"outcome": outcome, "cause": cause, "changes": changes, **told}
+        return [replace(record, **known) for record in records]  # type: ignore[arg-type]
+
+    def _outgrown(self, kernel: GuardedKernel) -> tuple[Change, ...]:
+        """That the kernel's reference has changed since the merge base: this very change made the kernel stale."""
+        entry = kernel.entry
+        try:
+            root = repo_root(kernel.manifest, entry, self.root)
+        except StaleEntry:
+            return ()
+        found = discover([root / entry.path], root).targets
+        now = next((target for target in found if target.id == entry.target), None)
+        before = self.base.target_like(now, self.root) if now is not None else None
+        if now is None or before is None or before.digest == now.digest:
+            return ()
+        return (Change(now.id, "source", before.digest[:12], now.digest[:12], obeyed=True),)
 
     def _answers(self, kernel: GuardedKernel, names: Sequence[str]) -> dict[str, GuardRecord]:
         """By item: how fast it is, of the workloads on which it is right."""
@@ -287,7 +310,7 @@ class GuardSession:
         base = self.base.target_like(target, self.root)
         if base is None:
             reason = "new: the merge base has nothing to compare it with"
-            return replace(record, outcome="skipped", reason=reason, text=reason)
+            return replace(record, outcome="skipped", cause="new", reason=reason, text=reason)
         changed = reach.difference(target, base, self.python_paths)
         if not changed:
             reason = "all that its import runs of the repo is the merge base's"
@@ -296,7 +319,7 @@ class GuardSession:
         runner, evaluator = self._runner_of(device), self._evaluator(device)
         if target.guard is None and not evaluator.guarded(target):
             reason = "its mark says guard=False, as importing it tells"
-            return replace(record, outcome="skipped", reason=reason, text=reason)
+            return replace(record, outcome="skipped", cause="unasked", reason=reason, text=reason)
         moved, changes, notes = self._on_trusted_terms(target)
         races, findings = two_sittings(
             lambda chosen: evaluator.race_modules(
@@ -480,6 +503,11 @@ def two_sittings(
 
 def _device(arch: str) -> str:
     return "cpu" if arch == "cpu" else "cuda:0"
+
+
+def _missing_toolchain(language: str) -> str:
+    """Why this machine cannot build the language, by its own word: not one that a candidate's source brought about."""
+    return languages.load(language).availability() if language in languages.LANGUAGES else ""
 
 
 def _promised(entrant: _Entrant, names: Sequence[str]) -> tuple[Reference, ...]:

@@ -7,12 +7,16 @@ from typing import Literal
 
 from pytest_cudaforge.guard import Finding
 
-__all__ = ["Change", "GuardRecord", "GuardReport", "Verdict"]
+__all__ = ["Cause", "Change", "GuardRecord", "GuardReport", "Verdict"]
 
 #: ``pass``, ``regression`` and ``inconclusive`` are guard.assess's. ``unfit``: a regression, said by a runner that
 #: calibration calls unfit. ``failed``: the kernel is wrong, or not what its manifest says. ``skipped``: it cannot be
 #: measured here. ``cancelled``: the run ended before it.
 Verdict = Literal["pass", "regression", "inconclusive", "unfit", "failed", "skipped", "cancelled"]
+#: Why something was skipped. ``stale``: its kernel was verified with another reference, workload or torch. ``absent``:
+#: the hardware is not here. ``toolchain``: its compiler is not. ``new``: the merge base has nothing like it.
+#: ``unasked``: importing it tells that no guard is wanted. ``""``: not skipped.
+Cause = Literal["", "stale", "absent", "toolchain", "new", "unasked"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class GuardRecord:
     too; else only whether the kernel is right. ``language``: "" of a plain module.
     ``since``: the commit since which the kernel is as it is, where it is the merge base's byte for byte; its version
     there is not raced then. ``reason``: the answer in one line, ``text`` in full. ``seconds``: of the whole decision,
-    shared among the workloads of a kernel."""
+    shared among the workloads of a kernel. ``cause``: why it was skipped."""
 
     id: str
     target: str
@@ -57,6 +61,7 @@ class GuardRecord:
     command: str = ""
     isolation: str = ""
     seconds: float = 0.0
+    cause: Cause = ""
 
 
 @dataclass(frozen=True)

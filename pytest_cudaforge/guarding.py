@@ -188,6 +188,13 @@ class GuardRun:
             raise pytest.UsageError(str(error)) from None
         except ForgeError as error:
             self.report = replace(self.report, error=str(error))
+        except KeyboardInterrupt:
+            self._conclude(began)  # what was decided is told
+            raise
+        self._conclude(began)
+
+    def _conclude(self, began: float) -> None:
+        assert self.report is not None
         self.report = replace(self.report, seconds=round(time.monotonic() - began, 1))
         self._write_reports(self.report)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from pytest_cudaforge.display import columns
 from pytest_cudaforge.guard import Finding, duration
 from pytest_cudaforge.guarded import Change, GuardRecord, GuardReport, Verdict
-from pytest_cudaforge.report.escaping import plain, xml
-from pytest_cudaforge.report.markdown import escape, fence
+from pytest_cudaforge.report.escaping import one_line, plain, xml
+from pytest_cudaforge.report.markdown import escape, fence, unlinked
 
 __all__ = [
     "HEADER",
     "changes_of",
     "counted",
+    "fitting",
     "markdown",
     "properties_of",
     "record_text",
@@ -128,29 +130,100 @@ def _of(record: GuardRecord, *questions: str) -> list[Finding]:
 # -- for a pull request and for programs ---------------------------------------------------------------------------
 
 
-def markdown(report: GuardReport) -> str:
-    """The run as Markdown: a table, what failed in full, what was changed. Nothing in it is taken as markup."""
+#: Of one answer told in full, of one entry of a list, of a row's id: what is longer is cut.
+_LONGEST_TEXT, _LONGEST_ENTRY, _LONGEST_ID = 6_000, 600, 240
+
+
+def markdown(report: GuardReport, *, limit_bytes: int | None = None) -> str:
+    """The run as Markdown: a table, what failed in full, what was changed. Nothing in it is taken as markup.
+
+    ``limit_bytes``: the most it may take in UTF-8, at least 16 384: a quarter is for what was changed, half of the rest
+    for the table, the others for what failed. What has no room is counted; what is worst comes first.
+    """
     if report.error:
-        return f"**The guard could not run.**\n\n{fence(plain(report.error))}\n"
+        return f"**The guard could not run.**\n\n{fence(_cut(report.error))}\n"
     told = [f"Kernels against {report.base} on {report.machine}.", f"Runner: {report.runner}" if report.runner else ""]
-    lines = [part for line in told if line for part in (escape(line), "")]
-    if report.records:
-        header = ("", *HEADER)
-        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for record in shown(report):
-        cells = (_SIGNS.get(record.outcome, ""), *(escape(" ".join(plain(text).split())) for text in row_of(record)))
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", escape(counted(report)), ""] if report.records else ["Nothing was guarded.", ""]
-    for record in shown(report):
-        if record.outcome in report.failing:
-            lines += [f"<details><summary>{xml(record.id)}: {record.outcome}</summary>", ""]
-            lines += [fence(record_text(record, report)), "", "</details>", ""]
-    lines += _listed("Changed by this branch", [change.text for change in changes_of(report)])
-    lines += _listed("Removed kernels", report.removed)
-    lines += _listed("Alarms", report.alarms)
-    lines += _listed("Notes", report.notes)
-    return "\n".join(lines).rstrip() + "\n"
+    lines = [part for line in told if line for part in (escape(one_line(line, _LONGEST_ENTRY)), "")]
+    lists = _lists(report, _share(limit_bytes, 4))
+    room = None if limit_bytes is None else limit_bytes - _size(lines) - _size(lists) - 256
+    table = _table(report, _share(room, 2))
+    lines += [*table, "", escape(counted(report)), ""] if report.records else ["Nothing was guarded.", ""]
+    lines += _failures(report, None if room is None else room - _size(table))
+    return "\n".join([*lines, *lists]).rstrip() + "\n"
 
 
-def _listed(title: str, items: Sequence[str]) -> list[str]:
-    return [f"**{title}**", "", *(f"- {escape(' '.join(plain(item).split()))}" for item in items), ""] if items else []
+def _share(room: int | None, of: int) -> int | None:
+    return None if room is None else room // of
+
+
+def _table(report: GuardReport, room: int | None) -> list[str]:
+    header = ("", *HEADER)
+    top = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    records = shown(report)
+    kept = fitting(map(_row, records), None if room is None else room - _size(top))
+    left = len(records) - len(kept)
+    return [*top, *kept, *(["", f"… and {left} more, none of them worse."] if left else [])]
+
+
+def _row(record: GuardRecord) -> str:
+    name, *cells = row_of(record)
+    told = (escape(plain(text)) for text in (one_line(name, _LONGEST_ID), *cells))
+    return "| " + " | ".join((_SIGNS.get(record.outcome, ""), *told)) + " |"
+
+
+def _failures(report: GuardReport, room: int | None) -> list[str]:
+    failing = [record for record in shown(report) if record.outcome in report.failing]
+    blocks = (
+        f"<details><summary>{_summary(record.id)}: {record.outcome}</summary>\n\n"
+        f"{fence(_cut(record_text(record, report)))}\n\n</details>\n"
+        for record in failing
+    )
+    kept = fitting(blocks, room)
+    left = len(failing) - len(kept)
+    return [*kept, *([f"… and {left} more that fail.", ""] if left else [])]
+
+
+def _summary(name: str) -> str:
+    """Text between HTML's own tags, where hosts differ in how much Markdown they still see."""
+    text = unlinked(xml(one_line(name, _LONGEST_ID)))
+    return re.sub(r"[\[\]`*_|~\\]", lambda found: f"&#{ord(found[0])};", text)
+
+
+def _lists(report: GuardReport, room: int | None) -> list[str]:
+    return [
+        *_listed("Changed by this branch", [change.text for change in changes_of(report)], _share(room, 2)),
+        *_listed("Removed kernels", report.removed, _share(room, 4)),
+        *_listed("Alarms", report.alarms, _share(room, 8)),
+        *_listed("Notes", report.notes, _share(room, 8)),
+    ]
+
+
+def _listed(title: str, items: Sequence[str], room: int | None) -> list[str]:
+    if not items:
+        return []
+    lines = (f"- {escape(one_line(plain(item), _LONGEST_ENTRY))}" for item in items)
+    kept = fitting(lines, None if room is None else room - len(title) - 64)
+    left = len(items) - len(kept)
+    return [f"**{title}**", "", *kept, *([f"- … and {left} more"] if left else []), ""]
+
+
+def fitting(blocks: Iterable[str], room: int | None) -> list[str]:
+    """The first blocks, as many as ``room`` bytes hold with a line's end each; all of them where there is no limit."""
+    if room is None:
+        return list(blocks)
+    kept = []
+    for block in blocks:
+        room -= _size([block])
+        if room < 0:
+            break
+        kept.append(block)
+    return kept
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
+
+
+def _cut(text: str) -> str:
+    text = plain(text)
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "\n[cut]"

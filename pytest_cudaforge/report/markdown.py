@@ -32,11 +32,12 @@ from pytest_cudaforge.report.rows import (
 from pytest_cudaforge.report.standings import standings
 from pytest_cudaforge.report.trail import Advice, advice
 
-__all__ = ["escape", "fence", "report", "summary"]
+__all__ = ["escape", "fence", "report", "summary", "unlinked"]
 
 #: What starts markup anywhere in a line, and what does so only at its beginning (headings, lists, quotes, rules).
 _SPECIAL = re.compile(r"([\\`*{}\[\]|~$]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
 _LEADING = re.compile(r"^(\d*)([#+\-=.)>])")
+_LINKED = re.compile(r"(@|[#!](?=\d)|\bGH(?=-\d)|:(?=/)|www(?=\.))", re.IGNORECASE)
 _INVISIBLE = "\u200b"
 
 
@@ -45,8 +46,13 @@ def escape(text: str) -> str:
     line = plain(" ".join(text.split()))
     line = _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
     line = _LEADING.sub(r"\1\\\2", line)
-    # Mentions, issue numbers and bare URLs are linked after rendering, so a backslash does not stop them.
-    return re.sub(r"(@|#(?=\d)|:(?=/)|www(?=\.))", r"\1" + _INVISIBLE, line)
+    return unlinked(line)
+
+
+def unlinked(text: str) -> str:
+    """``text`` in which a host links and notifies nobody. Mentions, numbers of issues (``#1``, ``GH-1``) and merge
+    requests (``!1``) and bare URLs are found after rendering, so a backslash does not stop them."""
+    return _LINKED.sub(r"\1" + _INVISIBLE, text)
 
 
 def fence(text: str, language: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import fastjsonschema
@@ -107,6 +108,46 @@ def test_markdown_takes_nothing_as_markup() -> None:
     assert "Nothing was guarded" in markdown(GuardReport(base="main"))
     assert "could not run" in markdown(GuardReport(error="no device"))
     assert summary_lines(GuardReport(error="no device")) == ["no device"]
+
+
+HOSTILE = (
+    "::error::x\n## h\n\n/merge\n<script>alert(1)</script> @everyone fixes #1 GH-2 acme/repo#3 !4 | a | b |\u202e\r\n"
+    "```\n</details>\n[x](https://evil.example) ![y](https://evil.example/y.png)"
+)
+
+
+def hostile(limit_bytes: int) -> str:
+    """500 answers, all bad news of the worst kind."""
+    records = [
+        replace(WRONG, id=f"{number}{HOSTILE * 9}", reason=HOSTILE * 99, text=HOSTILE * 99) for number in range(500)
+    ]
+    lists = [HOSTILE * 99] * 500
+    changes = tuple(Change(f"{place}{text}", HOSTILE, text, text) for place, text in enumerate(lists))
+    report = replace(
+        REPORT, records=tuple(records), changes=changes, removed=tuple(lists), alarms=tuple(lists), notes=tuple(lists)
+    )
+    return markdown(replace(report, base=HOSTILE * 999, machine=HOSTILE * 999), limit_bytes=limit_bytes)
+
+
+def test_what_is_too_long_is_cut_and_counted_worst_first() -> None:
+    text = hostile(60_000)
+    assert 30_000 < len(text.encode()) <= 60_000
+    assert "more, none of them worse" in text and "more that fail" in text and text.count("- … and ") == 4
+    many = tuple(replace(GOOD, id=f"{number}::guard[default]") for number in range(500))
+    told = markdown(replace(REPORT, records=(*many, SLOW, WRONG)), limit_bytes=16_384)
+    assert len(told.encode()) <= 16_384 and told.index("wrong-3f9a1c") < told.index("slow-3f9a1c") < told.index("0::")
+    assert "how much: 25.0 % slower" in told and "**Removed kernels**" in told
+    assert told.count("<details>") == told.count("</details>") == 2
+
+
+def test_what_others_wrote_stays_text_in_every_place() -> None:
+    text = hostile(60_000)
+    prose = re.sub(r"(?ms)^(`{4,})\n.*?^\1$", "", text)
+    assert "@everyone" not in prose and "<script>" not in prose and "\u202e" not in text
+    assert not re.search(r"(?<!\\)\]\(", prose)
+    for word in ("#1", "GH-2", "#3", "!4", "https:/"):
+        assert word not in prose
+    assert not re.search(r"(?m)^(## h|/merge|::)", prose)
 
 
 def test_inconclusive_fails_where_that_is_asked_for() -> None:
