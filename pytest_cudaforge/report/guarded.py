@@ -186,7 +186,7 @@ def _failures(report: GuardReport, room: int | None) -> list[str]:
 def _summary(name: str) -> str:
     """Text between HTML's own tags, where hosts differ in how much Markdown they still see."""
     text = unlinked(xml(one_line(name, _LONGEST_ID)))
-    return re.sub(r"[\[\]`*_|~\\]", lambda found: f"&#{ord(found[0])};", text)
+    return re.sub(r"[\[\]`*_|~\\]", lambda found: f"&#x{ord(found[0]):x};", text)
 
 
 def _lists(report: GuardReport, room: int | None) -> list[str]:
