@@ -27,7 +27,7 @@ _LAG_ATTEMPTS = 5
 
 
 class GitHub:
-    """The API for one repository. Paths are below ``/repos/OWNER/NAME/``, or from the API's top where they begin with ``/``.
+    """The API for one repository. Paths are below ``/repos/OWNER/NAME/``; with a leading slash, from the API's top.
 
     Every call raises :class:`~cudaforge_action.rest.ApiError` for an answer that is not 2xx, once waiting is of no use;
     all waiting of one object takes at most ``patience_s``. Without a token only public things can be read.
