@@ -1,6 +1,7 @@
 """What ``action.yml`` runs: ``cudaforge_action`` as it is installed, never a module that lies in the checkout.
 
 ``python -m`` would look into the checkout first; a script's own folder is looked into first, which is wrong here too.
+With the argument ``handover`` only the names of artifacts are worked out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(
     del sys.path[0]
 sys.path[:] = [entry for entry in sys.path if entry]
 
-from cudaforge_action.__main__ import main  # noqa: E402
+if sys.argv[1:] == ["handover"]:
+    from cudaforge_action.handover import main
+else:
+    from cudaforge_action.__main__ import main
 
 sys.exit(main())

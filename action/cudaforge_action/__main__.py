@@ -19,7 +19,7 @@ from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import Annotation
 from pytest_cudaforge.errors import ForgeError
 
-__all__ = ["main"]
+__all__ = ["main", "show"]
 
 USAGE_EXIT = 2
 
@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             host.mask(inputs.token)
         return _run(inputs, host_of(environ, inputs.output))
     except ForgeError as error:
-        _show(host, error.what, str(error))
+        show(host, error.what, str(error))
     # The outermost frame: whatever is not foreseen must still end as one readable line and the status of an error.
     except Exception as error:  # noqa: BLE001
         with host.quoting():
             traceback.print_exc()
-        _show(host, type(error).__name__, f"{type(error).__name__}: {error}\n  to do: please report this with the log")
+        show(host, type(error).__name__, f"{type(error).__name__}: {error}\n  to do: please report this with the log")
     return USAGE_EXIT
 
 
@@ -57,7 +57,8 @@ def _run(inputs: Inputs, host: Host) -> int:
     return mode.run(inputs, host)
 
 
-def _show(host: Host, what: str, text: str) -> None:
+def show(host: Host, what: str, text: str) -> None:
+    """One error in the log and on the run's page; ``what`` becomes its title."""
     title = what.splitlines()[0][:120] if what else "error"
     host.annotate([Annotation("error", f"pytest-cudaforge: {title}", text)])
 

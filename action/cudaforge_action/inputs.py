@@ -52,6 +52,7 @@ class Inputs:
     token: str = field(default="", repr=False)
     working_directory: Path = Path(".")
     output_dir: Path = Path(".cudaforge/action")
+    artifacts: Literal["auto", "off"] = "auto"
     artifact_dir: Path | None = None
     python: str = ""
     paths: tuple[str, ...] = ()
@@ -295,6 +296,7 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "token": _one_line,
     "working_directory": _inner_path,
     "output_dir": _inner_path,
+    "artifacts": _choice("auto", "off"),
     "artifact_dir": _inner_path,
     "python": _one_line,
     "paths": _words,

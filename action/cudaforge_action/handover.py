@@ -1,0 +1,92 @@
+"""What the jobs of one workflow run call the artifacts they hand on, and which of them a job fetches and keeps.
+
+``cudaforge-forged-01-cuda``: what, and of which shard. A branch's suffix (``cudaforge_nightly-forged-…``) and a status
+context (``cudaforge-guard-h200``) tell several sets of targets, or several kinds of GPU, in one run apart. Run by
+``action.yml`` as a step of its own, so that nothing unchecked becomes part of a name or a pattern.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from cudaforge_action.__main__ import show
+from cudaforge_action.host import host_of
+from cudaforge_action.inputs import Inputs, read
+from pytest_cudaforge.errors import ForgeError, UsageError
+
+__all__ = ["handover", "main"]
+
+
+def handover(inputs: Inputs) -> Mapping[str, str]:
+    """The step's outputs. ``folder``: where results lie. ``fetch-forged`` (``-verified``, ``-guard``): a pattern
+    of artifacts to download into ``folder/forged`` and so on. ``keep``: the name to upload ``folder/<keep-folder>`` as;
+    ``keep-published`` likewise. Whatever is not to be done is left out.
+
+    Raises :class:`~pytest_cudaforge.errors.UsageError` where forge or verify has no shard.
+    """
+    found = {"folder": inputs.output.as_posix(), **_kept(inputs)}
+    if inputs.artifact_dir is None:
+        found |= _fetched(inputs)
+    if inputs.artifacts == "off":
+        return {"folder": found["folder"]}
+    return found
+
+
+def _kept(inputs: Inputs) -> dict[str, str]:
+    prefix = _prefix(inputs)
+    if inputs.mode == "guard":
+        return {"keep": _slug(inputs.status_context), "keep-folder": "guard"}
+    if inputs.mode == "plan":
+        return {"keep": f"{prefix}-plan", "keep-folder": "plan"}
+    if inputs.mode in ("forge", "verify"):
+        folder = "forged" if inputs.mode == "forge" else "verified"
+        return {"keep": f"{prefix}-{folder}-{_shard(inputs)}", "keep-folder": folder}
+    if inputs.mode in ("publish", "all"):
+        return {"keep-published": f"{prefix}-published"}
+    return {}
+
+
+def _fetched(inputs: Inputs) -> dict[str, str]:
+    prefix = _prefix(inputs)
+    if inputs.mode == "report":
+        return {"fetch-guard": _slug(inputs.status_context)}
+    if inputs.mode == "verify":
+        return {"fetch-forged": f"{prefix}-forged-{_shard(inputs)}"}
+    if inputs.mode == "publish":
+        return {"fetch-forged": f"{prefix}-forged-*", "fetch-verified": f"{prefix}-verified-*"}
+    return {}
+
+
+def _prefix(inputs: Inputs) -> str:
+    # Another separator than the one that follows: no pattern of one set of targets matches a name of another.
+    suffix = _slug(inputs.branch_suffix).replace("-", ".")
+    return f"cudaforge_{suffix}" if suffix else "cudaforge"
+
+
+def _slug(text: str) -> str:
+    """Letters, digits and dashes: an artifact's name may not hold ``/``, and a pattern's ``*`` and ``[`` mean much."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:80]
+
+
+def _shard(inputs: Inputs) -> str:
+    if inputs.shard is None:
+        raise UsageError(
+            f"mode {inputs.mode} has no shard",
+            expected="the input shard: the job's own entry of the matrix that mode plan gave",
+            remedy="shard: ${{ toJSON(matrix.shard) }}",
+        )
+    return inputs.shard.name
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """The exit status of the step that names them."""
+    host = host_of(environ)
+    try:
+        for name, value in handover(read(environ, ())).items():
+            host.output(name, value)
+    except ForgeError as error:
+        show(host, error.what, str(error))
+        return 2
+    return 0
