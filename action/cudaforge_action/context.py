@@ -64,8 +64,8 @@ def github_context(environ: Mapping[str, str]) -> Context:
 def gitlab_context(environ: Mapping[str, str]) -> Context:
     """From GitLab's predefined variables: https://docs.gitlab.com/ci/variables/predefined_variables/.
 
-    ``repository`` is the path of the project that the pipeline runs in. A merge request's head lies in a fork where its
-    source project is another than the one that it goes into.
+    ``repository`` is the project that a merge request goes into, which is not where its pipeline runs when its head
+    lies in a fork (that is, in another project).
     """
     number = environ.get("CI_MERGE_REQUEST_IID", "")
     source = environ.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "")
@@ -76,7 +76,7 @@ def gitlab_context(environ: Mapping[str, str]) -> Context:
         host="gitlab",
         workspace=Path(environ.get("CI_PROJECT_DIR") or Path.cwd()),
         event=environ.get("CI_PIPELINE_SOURCE", ""),
-        repository=environ.get("CI_PROJECT_PATH", ""),
+        repository=environ.get("CI_MERGE_REQUEST_PROJECT_PATH", "") or environ.get("CI_PROJECT_PATH", ""),
         sha=sha,
         head_sha=head if _SHA.fullmatch(head) and not _ZEROS.fullmatch(head) else sha,
         ref=environ.get("CI_COMMIT_REF_NAME", ""),

@@ -28,8 +28,10 @@ CODE_QUALITY = "code-quality.json"
 DOTENV = "outputs.env"
 
 _SEVERITY = {"error": "critical", "warning": "major", "notice": "info"}
-# A dotenv report takes 5 KiB in all, and values of one line: what is larger is in outputs.json only.
-_MAX_DOTENV_BYTES = 5 * 1024
+# A dotenv report takes 5 KB and 20 variables, each of one line; one that holds more fails the job. The rest is in
+# outputs.json only.
+_MAX_DOTENV_BYTES = 5000
+_MAX_DOTENV_VALUES = 20
 _MAX_DOTENV_VALUE = 500
 
 
@@ -53,10 +55,11 @@ class GitLabHost(PlainHost):
         """As ``CUDAFORGE_<NAME>`` to the jobs that need this one."""
         super().output(name, value)
         variable = "CUDAFORGE_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())
-        if len(value) <= _MAX_DOTENV_VALUE and value.isprintable():
-            self._dotenv[variable] = value
-        text = "".join(f"{key}={shown}\n" for key, shown in self._dotenv.items())
-        if len(text.encode()) <= _MAX_DOTENV_BYTES:
+        simple = value.isascii() and value.isprintable() and len(value) <= _MAX_DOTENV_VALUE
+        wanted = self._dotenv | ({variable: value.strip()} if simple else {})
+        text = "".join(f"{key}={shown}\n" for key, shown in wanted.items())
+        if len(wanted) <= _MAX_DOTENV_VALUES and len(text) <= _MAX_DOTENV_BYTES:
+            self._dotenv = wanted
             self.write(DOTENV, text)
 
     @contextmanager
