@@ -12,8 +12,11 @@ __all__ = ["OUTPUTS"]
 
 OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
     "guard": {
+        "outcome": "`pass`, `inconclusive`, `regression`, `failed` or `error`: the worst that was found",
         "regressions": "how many kernels or modules became slower",
-        "failures": "how many cases are wrong, stale or regressions",
+        "failed": "how many kernels are wrong, or not what their manifest says",
+        "inconclusive": "how many races could not be decided",
+        "checked": "how many were checked",
         "not-checked": "how many could not be checked on this runner",
         "report-html": "the page of the run, from the checkout's top",
         "report-json": "the same for programs",

@@ -18,7 +18,10 @@ __all__ = [
     "Context",
     "ForgedKernel",
     "ForgedShard",
+    "GuardOutcome",
+    "GuardRun",
     "Shard",
+    "Unchecked",
     "VerifiedKernel",
     "VerifiedShard",
 ]
@@ -51,6 +54,11 @@ class Context:
     run_url: str = ""
     run_id: str = ""
     run_attempt: str = ""
+
+
+#: What a guard job came to, worst first: it could not say; a kernel is wrong, or something else failed; a kernel is
+#: slower; something could not be decided; all that was checked is well.
+GuardOutcome = Literal["error", "failed", "regression", "inconclusive", "pass"]
 
 
 @dataclass(frozen=True)
@@ -131,3 +139,33 @@ class VerifiedShard:
     kernels: tuple[VerifiedKernel, ...] = ()
     seconds: float = 0.0
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """What a run of the guard did not check. ``what``: kernels, named as far as there is room, of which there are
+    ``count`` (0: all there may be). ``why``, and what would help."""
+
+    what: str
+    why: str
+    remedy: str = ""
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class GuardRun:
+    """``run.json``: what a guard job knows beside pytest's own report.
+
+    ``status``: the job's exit status, ``pytest_status``: pytest's (None: it never ran, negative: the signal that ended
+    it). ``seconds``: where time went, by phase; ``measuring`` is what verifying and racing took. ``sha``: what was
+    checked out. ``error``: why there is no answer. ``note``: what else a reader has to know.
+    """
+
+    outcome: GuardOutcome
+    status: int
+    pytest_status: int | None = None
+    seconds: tuple[tuple[str, float], ...] = ()
+    unchecked: tuple[Unchecked, ...] = ()
+    sha: str = ""
+    error: str = ""
+    note: str = ""
