@@ -32,7 +32,7 @@ from pytest_cudaforge.report.rows import (
 from pytest_cudaforge.report.standings import standings
 from pytest_cudaforge.report.trail import Advice, advice
 
-__all__ = ["escape", "fence", "report", "summary", "unlinked"]
+__all__ = ["escape", "fence", "report", "summary", "table", "unlinked"]
 
 #: What starts markup anywhere in a line, and what does so only at its beginning (headings, lists, quotes, rules).
 _SPECIAL = re.compile(r"([\\`*{}\[\]|~$]|(?<![a-zA-Z0-9])_|_(?![a-zA-Z0-9]))")
@@ -67,7 +67,7 @@ def report(trace: Trace, *, picture: str = "") -> str:
 
     ``picture``: a file beside the report that shows the most of it at a glance.
     """
-    parts = [f"# {escape(trace.target)} ({trace.language})", _headline(trace)]
+    parts = [f"# {escape(trace.target)} ({escape(trace.language)})", _headline(trace)]
     parts += [f"![Speedup by round, roofline, time by kernel]({picture})"] if picture else []
     if trace.final is not None:
         parts += [_speedups(trace.final)]
@@ -81,7 +81,7 @@ def report(trace: Trace, *, picture: str = "") -> str:
 def summary(traces: Sequence[Trace], total: Totals) -> str:
     """All targets in one table, with the totals below."""
     header = ("target", "language", "outcome", "vs eager", "vs compile", "rounds", "cost", "files")
-    return _table(header, [_summary_cells(line) for line in rows(traces)]) + "\n\n" + _totals(total) + "\n"
+    return table(header, [_summary_cells(line) for line in rows(traces)]) + "\n\n" + _totals(total) + "\n"
 
 
 def _headline(trace: Trace) -> str:
@@ -115,7 +115,7 @@ def _speedups(final: Evaluation) -> str:
     text += "Speedup: median over paired blocks of baseline ÷ kernel, with its interval; times are medians."
     note = f"\n\n{escape(timing.note)}" if timing.note else ""
     note += f"\n\n{why}" if (why := beyond_roofline(final)) else ""
-    return f"## Speed\n\n{text}\n\n{_table(header, cells)}{_launch_bound(timing)}{note}"
+    return f"## Speed\n\n{text}\n\n{table(header, cells)}{_launch_bound(timing)}{note}"
 
 
 def _launch_bound(timing: Timing) -> str:
@@ -138,7 +138,7 @@ def _launch_bound(timing: Timing) -> str:
     text = (
         "Launch-bound: beside the device's time of a cold call, the host's of calls one after another (replay without "
     )
-    return f"\n\n{text}torch, the references in torch).\n\n{_table(header, cells)}"
+    return f"\n\n{text}torch, the references in torch).\n\n{table(header, cells)}"
 
 
 def _standing(trace: Trace) -> str:
@@ -155,7 +155,7 @@ def _standing(trace: Trace) -> str:
     if not cells:
         return ""
     text = "The roofline: the least bytes ÷ measured bandwidth, or the FLOPs ÷ measured peak, whichever takes longer."
-    return f"## Speed of light\n\n{text}\n\n{_table(('workload', 'who', 'time', 'roofline', 'reached'), cells)}"
+    return f"## Speed of light\n\n{text}\n\n{table(('workload', 'who', 'time', 'roofline', 'reached'), cells)}"
 
 
 # -- the profile -----------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _time_by_kernel(profile: Profile) -> str:
         )
         for line in kernel_rows(profile)
     ]
-    return _table(("kernel", "whose", "launches", "time", "share", "launch"), cells) if cells else ""
+    return table(("kernel", "whose", "launches", "time", "share", "launch"), cells) if cells else ""
 
 
 def _metrics(found: Profiles) -> str:
@@ -208,8 +208,8 @@ def _metrics(found: Profiles) -> str:
     rest = len(lines) - len(cells)
     more = f"\n\n{rest} more metrics are in `evaluation.json`." if rest else ""
     if found.before is None:
-        return _table(("metric", found.after_name), [(line[0], line[2]) for line in cells]) + more
-    return _table(("metric", found.before_name, found.after_name), cells) + more
+        return table(("metric", found.after_name), [(line[0], line[2]) for line in cells]) + more
+    return table(("metric", found.before_name, found.after_name), cells) + more
 
 
 def _rules(profile: Profile) -> str:
@@ -230,7 +230,7 @@ def _hot(lines: Sequence[HotLine]) -> str:
         )
         for line in lines
     ]
-    return _table(("line", "of samples", "figures", "source"), cells) if cells else ""
+    return table(("line", "of samples", "figures", "source"), cells) if cells else ""
 
 
 def _accuracy(final: Evaluation) -> str:
@@ -251,8 +251,8 @@ def _accuracy(final: Evaluation) -> str:
         )
         for case in found.cases
     ]
-    table = _table(("workload", "case", "kind", "verdict", "error ratio", "allowed"), cells)
-    return f"## Accuracy\n\n{text}\n\n{table}{_guard(found)}{_sanitizer(found)}"
+    cases = table(("workload", "case", "kind", "verdict", "error ratio", "allowed"), cells)
+    return f"## Accuracy\n\n{text}\n\n{cases}{_guard(found)}{_sanitizer(found)}"
 
 
 def _sanitizer(found: Verification) -> str:
@@ -260,10 +260,10 @@ def _sanitizer(found: Verification) -> str:
     report = found.sanitizer
     if report is None:
         return ""
-    ran = f"compute-sanitizer on workload {escape(report.workload)}: {', '.join(report.tools) or 'nothing ran'}"
+    ran = f"compute-sanitizer on workload {escape(report.workload)}: {escape(', '.join(report.tools)) or 'nothing ran'}"
     ran += " found nothing." if report.tools and not report.findings else "."
     lines = [
-        f"- {one.tool}: {escape(f'{one.kind}, kernel {one.kernel} at {one.place}, {one.count} times; {one.detail}')}"
+        f"- {escape(f'{one.tool}: {one.kind}, kernel {one.kernel} at {one.place}, {one.count} times; {one.detail}')}"
         for one in report.findings
     ]
     lines += [f"- {escape(note)}" for note in report.notes]
@@ -285,12 +285,12 @@ def _kernels(final: Evaluation) -> str:
         (escape(item.kernel), *(amounts.count(n) for n in (item.registers, item.static_shared_bytes, item.spill_bytes)))
         for item in final.build.kernels
     ]
-    table = _table(("kernel", "registers", "shared bytes", "spilled bytes"), cells)
+    resources = table(("kernel", "registers", "shared bytes", "spilled bytes"), cells)
     if not any(any(line[1:]) for line in cells):  # a language that has no such figures
-        table = "Kernels: " + ", ".join(line[0] for line in cells) + "."
+        resources = "Kernels: " + ", ".join(line[0] for line in cells) + "."
     share = final.timing.own_share if final.timing is not None else None
     work = f"Work: `{final.work}`" + ("" if share is None else f", own kernels take {share:.0%} of the time") + "."
-    return f"## Kernels\n\n{work}\n\n{table}"
+    return f"## Kernels\n\n{work}\n\n{resources}"
 
 
 def _isolation(final: Evaluation) -> str:
@@ -309,7 +309,7 @@ def _rounds(entries: Sequence[Round]) -> str:
     lines = [round_row(entry) for entry in entries]
     replayed = any(line.recorded_status for line in lines)
     header = ("round", "kind", "from", "status", *(("recorded",) if replayed else ()), "vs eager", "vs compile", "note")
-    return f"## Rounds\n\n{_table(header, [_round_cells(line, replayed) for line in lines])}"
+    return f"## Rounds\n\n{table(header, [_round_cells(line, replayed) for line in lines])}"
 
 
 def _round_cells(line: RoundRow, replayed: bool) -> tuple[str, ...]:
@@ -363,7 +363,7 @@ def _cost(trace: Trace) -> str:
 def _summary_cells(line: Row) -> tuple[str, ...]:
     return (
         escape(line.target),
-        line.language,
+        escape(line.language),
         line.outcome.replace("_", " "),
         amounts.times(line.speedup_eager),
         amounts.times(line.speedup_compile),
@@ -388,7 +388,8 @@ def _totals(total: Totals) -> str:
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
-def _table(header: Iterable[str], cells: Iterable[Iterable[str]]) -> str:
+def table(header: Iterable[str], cells: Iterable[Iterable[str]]) -> str:
+    """A table; its cells are escaped already."""
     names = list(header)
     lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
     lines += ["| " + " | ".join(line) + " |" for line in cells]
