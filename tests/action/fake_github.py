@@ -85,6 +85,8 @@ class Pull:
     assignees: list[str] = field(default_factory=list)
     reviewers: list[str] = field(default_factory=list)
     team_reviewers: list[str] = field(default_factory=list)
+    #: Who has reviewed it; they are no requested reviewers any more.
+    reviews: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -531,6 +533,13 @@ def _ask_reviewers(hub: FakeGitHub, request: Request, grant: Grant, number: str)
     return Reply(201, hub.pull_json(pull))
 
 
+def _list_reviews(hub: FakeGitHub, request: Request, grant: Grant, number: str) -> Reply:
+    found = [
+        {"id": at, "user": _user(login), "state": "COMMENTED"} for at, login in enumerate(hub.pull(number).reviews)
+    ]
+    return _page(hub, request, found)
+
+
 def _get_issue(hub: FakeGitHub, request: Request, grant: Grant, number: str) -> Reply:
     whole = hub.pull_json(hub.pull(number))
     kept = {key: whole[key] for key in ("id", "number", "title", "body", "state", "user", "labels", "assignees")}
@@ -657,6 +666,7 @@ _ROUTES: list[tuple[str, str, str, _Act]] = [
     ("POST", "REPO/pulls", "pull_requests", _create_pull),
     ("GET", r"REPO/pulls/(\d+)", "pull_requests", _get_pull),
     ("PATCH", r"REPO/pulls/(\d+)", "pull_requests", _update_pull),
+    ("GET", r"REPO/pulls/(\d+)/reviews", "pull_requests", _list_reviews),
     ("POST", r"REPO/pulls/(\d+)/requested_reviewers", "pull_requests", _ask_reviewers),
     ("GET", r"REPO/issues/(\d+)", _TALK, _get_issue),
     ("GET", r"REPO/issues/(\d+)/labels", _TALK, _list_labels),
