@@ -90,6 +90,8 @@ class ForgedKernel:
     """A winner as the machine that forged it tells it: nothing of it is believed but what the kernel's sources are.
 
     ``digest``: of the candidate (language and sources). ``trace``: the name of its trace's file in the shard.
+    ``models``: who was asked, ``prompts``: the digests of what they were asked, in the order of the rounds; () where
+    the run directory does not say.
     """
 
     target: str
@@ -98,6 +100,8 @@ class ForgedKernel:
     digest: str
     trace: str
     variant: str = ""
+    models: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
