@@ -16,14 +16,15 @@ import dataclasses
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from cudaforge_action.project import Project, project_at
 from cudaforge_action.remote import Identity, Leaf, Remote
 from pytest_cudaforge import config, discovery
-from pytest_cudaforge.errors import ConfigError, PublishError
+from pytest_cudaforge.errors import ConfigError, PublishError, UsageError
 from pytest_cudaforge.languages.published import FILE_NAME as BINARIES
 from pytest_cudaforge.publishing import MANIFEST
 from pytest_cudaforge.records import Target
@@ -49,6 +50,18 @@ _DEPTH = 12
 _TRAILER = re.compile(r"^(Cudaforge-[A-Za-z-]+): (.*)$", re.MULTILINE)
 _TREE, _BASE = "Cudaforge-Tree", "Cudaforge-Base"
 _REGULAR = "100644"
+_TELLING = frozenset(
+    [
+        *config.FILE_NAMES,
+        "pytest.toml",
+        ".pytest.toml",
+        "pytest.ini",
+        ".pytest.ini",
+        "pyproject.toml",
+        "tox.ini",
+        "setup.cfg",
+    ]
+)
 Key = tuple[str, str, str, str]
 
 
@@ -76,11 +89,10 @@ class Kernel:
 @dataclass(frozen=True)
 class Base:
     """What the branch is built on: a commit, its targets by id, its kernels, and where those lie (from the repo's top,
-    posix; ids are relative to ``prefix``)."""
+    posix)."""
 
     ref: str
     sha: str
-    prefix: str
     forge_dir: str
     targets: Mapping[str, Target]
     manifest: Manifest
@@ -134,11 +146,20 @@ class Built:
 # -- the base ----------------------------------------------------------------------------------------------------------
 
 
-def base_of(remote: Remote, ref: str, prefix: str) -> Base:
+def base_of(
+    remote: Remote,
+    ref: str,
+    prefix: str,
+    *,
+    paths: Sequence[str] = (),
+    given: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Base:
     """The base as the server has it. Its targets are found in its files' syntax; nothing of it is imported.
 
-    ``prefix``: where rootdir lies below the repo's top, "" for the top. Raises :class:`PublishError` where there is no
-    such branch, or where its configuration or manifest cannot be read.
+    ``prefix``: where pytest is started, below the repo's top ("" for the top), with ``paths``. ``given``: files (from
+    rootdir) that are looked at whatever they are called. Raises :class:`PublishError` where there is no such branch, or
+    where its configuration or manifest cannot be read.
     """
     if ref not in remote.tips(ref):
         raise PublishError(
@@ -149,25 +170,34 @@ def base_of(remote: Remote, ref: str, prefix: str) -> Base:
     sha = remote.fetch(ref, 1)
     with tempfile.TemporaryDirectory(prefix="cudaforge-base-") as scratch:
         # A package at the repo's top is named like the folder of a checkout.
-        top = Path(scratch) / remote.url.rpartition("/")[2].removesuffix(".git")
-        remote.check_out(sha, [path for path in remote.leaves(sha, prefix) if _tells(path)], top)
-        root = top / prefix
-        targets = {target.id: target for target in discovery.discover([root], root).targets}
-        forge_dir = _forge_dir(top, root)
+        top = Path(scratch).resolve() / remote.url.rpartition("/")[2].removesuffix(".git")
+        top.mkdir()
+        remote.check_out(sha, [path for path in remote.leaves(sha) if _tells(path)], top)
+        project = _project(top, prefix, paths, environ or {})
+        looked_at = [project.root, *(project.root / path for path in given)]
+        found = discovery.discover(looked_at, project.root, no_recurse=project.no_recurse).targets
+        forge_dir = _forge_dir(top, project)
     manifest = _manifest(remote, remote.leaves(sha, forge_dir), forge_dir, f"{ref}:")
-    return Base(ref, sha, prefix, forge_dir, targets, manifest)
+    return Base(ref, sha, forge_dir, {target.id: target for target in found}, manifest)
 
 
 def _tells(path: str) -> bool:
-    return path.endswith(".py") or PurePosixPath(path).name in config.FILE_NAMES
+    """Targets, where they are looked for, and where rootdir is."""
+    return path.endswith(".py") or PurePosixPath(path).name in _TELLING
 
 
-def _forge_dir(top: Path, root: Path) -> str:
+def _project(top: Path, prefix: str, paths: Sequence[str], environ: Mapping[str, str]) -> Project:
+    folder = top / prefix
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        loaded = config.load({}, root=root).forge_dir if root.is_dir() else root / "forged"
-    except ConfigError as error:
+        project = project_at(folder, environ, [path for path in paths if (folder / path).exists()])
+    except UsageError as error:
         raise PublishError(str(error).replace(f"{top}/", ""), expected="a base whose configuration is valid") from None
-    found = Path(os.path.normpath(loaded))
+    return project if project.root.is_relative_to(top) else dataclasses.replace(project, root=folder)
+
+
+def _forge_dir(top: Path, project: Project) -> str:
+    found = Path(os.path.normpath(project.settings.forge_dir))
     if not found.is_relative_to(top) or found == top:
         raise PublishError("forge_dir lies outside of the repo", expected="a folder below the repo's top")
     return found.relative_to(top).as_posix()
