@@ -22,6 +22,7 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags, widen
 from pytest_cudaforge.evaluation.subject import Subject, is_fatal, seed_generators
+from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.records import LintFinding
 from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, unflatten_call
 
@@ -311,6 +312,7 @@ class _Linter:
         return self._judged(first.outputs, answer) is not None
 
 
+@undisabled
 class _DynamicShapes(TorchDispatchMode):
     """Notes the operators whose output's shape depends on values."""
 

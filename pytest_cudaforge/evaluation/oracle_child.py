@@ -32,6 +32,7 @@ from pytest_cudaforge.evaluation.oracle import NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
+from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
@@ -315,14 +316,20 @@ def _mode_of(subject: Subject) -> str:
 
 def _counted(action: Callable[[], Any]) -> tuple[tuple[int, int], Any]:
     """FLOPs of products and convolutions together, and of convolutions alone, while ``action`` runs: torch's count."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False)
+    counter = _flop_counter()(display=False)
     with counter:
         result = action()
     by_operator = counter.get_flop_counts().get("Global", {})
     convolutions = sum(flops for operator, flops in by_operator.items() if "conv" in str(operator))
     return (int(counter.get_total_flops()), int(convolutions)), result
+
+
+@functools.lru_cache(maxsize=1)
+def _flop_counter() -> Any:
+    from torch.utils import flop_counter
+
+    undisabled(getattr(flop_counter, "_FlopCounterMode", object))
+    return flop_counter.FlopCounterMode
 
 
 def workload_facts(subject: Subject, name: str, leaves: Any, tree: Any, output: Any) -> WorkloadFacts:

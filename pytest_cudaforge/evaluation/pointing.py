@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_cudaforge.evaluation.undisabled import undisabled
+
 __all__ = ["Pointed", "PointingMode", "pointed_by"]
 
 #: Operators that return places, alone or beside values.
@@ -31,6 +33,7 @@ class Pointed:
     dim: int
 
 
+@undisabled
 class PointingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every search in the order they run; results keep their memory, by which they are known again."""
 

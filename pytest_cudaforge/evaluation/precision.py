@@ -17,6 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pytest_cudaforge.evaluation.undisabled import undisabled
+
 __all__ = ["FEW", "Fp64Mode", "declared_limits", "precision_flags", "widen"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
@@ -63,6 +65,7 @@ def widen(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
 
 
+@undisabled
 class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries every floating tensor in fp64.
 
