@@ -29,7 +29,7 @@ MAX_SUMMARY_BYTES = 1024 * 1024
 MAX_OUTPUT_BYTES = 1024 * 1024
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_CUT = "\n\n*(the rest does not fit into a step summary)*\n"
+_CUT = "\n*(the rest does not fit into a step summary)*\n"
 
 
 def command(name: str, data: str = "", **properties: str | int) -> str:
@@ -154,7 +154,7 @@ def append_summary(environ: Mapping[str, str], markdown: str) -> None:
     """Add to the step's summary. What would pass the runner's limit, which drops a summary whole, is cut off."""
     path = environ.get("GITHUB_STEP_SUMMARY", "")
     taken = Path(path).stat().st_size if path and Path(path).exists() else 0
-    data = f"{markdown.rstrip()}\n".encode("utf-8", "replace")
+    data = f"{markdown.rstrip()}\n\n".encode("utf-8", "replace")
     room = MAX_SUMMARY_BYTES - taken
     if len(data) > room:
         kept = data[: max(0, room - len(_CUT))]
