@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,8 @@ class GitLabHost(PlainHost):
         super().annotate(annotations)
         self._remarks += annotations
         # A remark without a place has none in the change either.
-        remarks = [_remark(one) for one in self._remarks if one.path]
+        seen: Counter[str] = Counter()
+        remarks = [_remark(one, seen) for one in self._remarks if one.path]
         self.write(CODE_QUALITY, json.dumps(remarks, indent=1) + "\n")
 
     def output(self, name: str, value: str) -> None:
@@ -78,15 +80,16 @@ class GitLabHost(PlainHost):
         sys.stdout.flush()
 
 
-def _remark(one: Annotation) -> dict[str, Any]:
+def _remark(one: Annotation, seen: Counter[str]) -> dict[str, Any]:
     """https://docs.gitlab.com/ci/testing/code_quality/#code-quality-report-format."""
     told = f"{one.title}: {one.message}" if one.title else one.message
-    # Without its figures, which differ at each run: GitLab tells new remarks from known ones by this.
+    # GitLab tells new remarks from known ones by this: it has no figures and lines in it, which differ at each run.
     known = f"{one.level}\0{one.path}\0{one.title}"
+    seen[known] += 1
     return {
         "description": plain(told)[:4000],
         "check_name": "cudaforge",
-        "fingerprint": hashlib.sha256(known.encode("utf-8", "replace")).hexdigest(),
+        "fingerprint": hashlib.sha256(f"{known}\0{seen[known]}".encode("utf-8", "replace")).hexdigest(),
         "severity": _SEVERITY[one.level],
         "location": {"path": plain(one.path), "lines": {"begin": max(1, one.line)}},
     }
