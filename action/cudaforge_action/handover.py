@@ -75,7 +75,7 @@ def _shard(inputs: Inputs) -> str:
         raise UsageError(
             f"mode {inputs.mode} has no shard",
             expected="the input shard: the job's own entry of the matrix that mode plan gave",
-            remedy="shard: ${{ toJSON(matrix.shard) }}",
+            remedy="shard: ${{ matrix.shard }}",
         )
     return inputs.shard.name
 

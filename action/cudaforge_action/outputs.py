@@ -26,7 +26,7 @@ OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
         "comment-url": "the sticky comment, where there is one",
     },
     "plan": {
-        "matrix": "the shards as JSON, for `strategy: {matrix: {shard: …}}`; `[]` where there is nothing to do",
+        "matrix": "the jobs as JSON for `strategy.matrix`, through `fromJSON`: `shard`, `name` and `runs-on` of each",
         "shards": "how many shards there are; a job over the matrix needs `if:` with `!= '0'`",
         "targets": "how many targets are to be forged",
     },
