@@ -142,8 +142,9 @@ def markdown(report: GuardReport, *, limit_bytes: int | None = None) -> str:
     """
     if report.error:
         return f"**The guard could not run.**\n\n{fence(_cut(report.error))}\n"
-    told = [f"Kernels against {report.base} on {report.machine}.", f"Runner: {report.runner}" if report.runner else ""]
-    lines = [part for line in told if line for part in (escape(one_line(line, _LONGEST_ENTRY)), "")]
+    told = [f"Kernels against {report.base}{' on ' * bool(report.machine)}{report.machine}."] if report.base else []
+    told += [f"Runner: {report.runner}"] if report.runner else []
+    lines = [part for line in told for part in (escape(one_line(line, _LONGEST_ENTRY)), "")]
     lists = _lists(report, _share(limit_bytes, 4))
     room = None if limit_bytes is None else limit_bytes - _size(lines) - _size(lists) - 256
     table = _table(report, _share(room, 2))
