@@ -215,6 +215,11 @@ class FakeGitHub:
         self.git_requests.clear()
         self.pushes = 0
 
+    def calm(self) -> None:
+        """No more faults than there are by themselves."""
+        self._faults.clear()
+        self.lag = 0
+
     # -- what tests arrange --------------------------------------------------------------------------------------------
 
     def grant(self, token: str, login: str = BOT, **permissions: str) -> None:
@@ -244,7 +249,7 @@ class FakeGitHub:
 
     def open_pull(self, head: str, *, base: str = "", title: str = "A change", fork: str = "", sha: str = "") -> Pull:
         """Somebody's pull request; with ``fork`` (owner/name) its head ``sha`` lies there."""
-        pull = Pull(next(self._ids) - 1000, title, head, base or self.default_branch, author="mallory")
+        pull = Pull(self.new_number(), title, head, base or self.default_branch, author="mallory")
         pull.head_repository = fork or self.repository
         pull.head_sha = sha or self.branches[head]
         self.pulls[pull.number] = pull
@@ -763,8 +768,9 @@ class _Connection(BaseHTTPRequestHandler):
         )
         data = b"" if body is None else data
         self.send_response(reply.status)
-        headers = {"Content-Type": "application/json; charset=utf-8", "X-RateLimit-Remaining": "999", **reply.headers}
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+        given = {name.lower(): value for name, value in reply.headers.items()}
+        usual = {"content-type": "application/json; charset=utf-8", "x-ratelimit-remaining": "999"}
+        for name, value in {**usual, **given, "content-length": str(len(data))}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
