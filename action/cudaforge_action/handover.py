@@ -20,18 +20,14 @@ __all__ = ["handover", "main"]
 
 
 def handover(inputs: Inputs) -> Mapping[str, str]:
-    """The step's outputs. ``folder``: where results lie. ``fetch-forged`` (``-verified``, ``-guard``): a pattern
+    """The step's outputs. ``folder``: where results lie. ``fetch-forged`` (``-plan`` and so on): the pattern
     of artifacts to download into ``folder/forged`` and so on. ``keep``: the name to upload ``folder/<keep-folder>`` as;
     ``keep-published`` likewise. Whatever is not to be done is left out.
 
     Raises :class:`~pytest_cudaforge.errors.UsageError` where forge or verify has no shard.
     """
-    found = {"folder": inputs.output.as_posix(), **_kept(inputs)}
-    if inputs.artifact_dir is None:
-        found |= _fetched(inputs)
-    if inputs.artifacts == "off":
-        return {"folder": found["folder"]}
-    return found
+    folder = {"folder": inputs.output.as_posix()}
+    return folder if inputs.artifacts == "off" else folder | _kept(inputs) | _fetched(inputs)
 
 
 def _kept(inputs: Inputs) -> dict[str, str]:
@@ -55,7 +51,8 @@ def _fetched(inputs: Inputs) -> dict[str, str]:
     if inputs.mode == "verify":
         return {"fetch-forged": f"{prefix}-forged-{_shard(inputs)}"}
     if inputs.mode == "publish":
-        return {"fetch-forged": f"{prefix}-forged-*", "fetch-verified": f"{prefix}-verified-*"}
+        names = {"plan": "plan", "forged": "forged-*", "verified": "verified-*"}
+        return {f"fetch-{what}": f"{prefix}-{name}" for what, name in names.items()}
     return {}
 
 

@@ -53,7 +53,6 @@ class Inputs:
     working_directory: Path = Path(".")
     output_dir: Path = Path(".cudaforge/action")
     artifacts: Literal["auto", "off"] = "auto"
-    artifact_dir: Path | None = None
     python: str = ""
     paths: tuple[str, ...] = ()
     pytest_args: tuple[str, ...] = ()
@@ -297,7 +296,6 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "working_directory": _inner_path,
     "output_dir": _inner_path,
     "artifacts": _choice("auto", "off"),
-    "artifact_dir": _inner_path,
     "python": _one_line,
     "paths": _words,
     "pytest_args": _words,

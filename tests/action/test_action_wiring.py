@@ -223,7 +223,6 @@ def test_artifacts_travel_from_job_to_job_by_their_names(spied: Composite, tmp_p
     spied.run({"mode": "publish", **python})
     assert (results / "forged/01-cpu/shard.json").is_file() and (results / "forged/01-cpu/.hidden/file").is_file()
     shutil.rmtree(spied.workspace / "sub")
-    spied.run({"mode": "publish", "artifact-dir": "elsewhere", **python})
     spied.run({"mode": "publish", "artifacts": "off", **python})
     assert not (spied.workspace / "sub").exists()
 
@@ -245,7 +244,7 @@ HOSTILE = (
 
 
 #: Checked before a name or a path is made of them: tested below.
-NAMES = ("mode", "token", "python", "working-directory", "output-dir", "artifacts", "artifact-dir", "shard")
+NAMES = ("mode", "token", "python", "working-directory", "output-dir", "artifacts", "shard")
 
 
 @pytest.mark.parametrize("shift", range(3))
