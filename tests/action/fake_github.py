@@ -236,16 +236,16 @@ class FakeGitHub:
         tips = self.branches
         parent = tips.get(branch) or tips.get(base or self.default_branch, "")
         with _index(self.bare, parent):
-            for name, content in files.items():
-                if content is None:
-                    git(self.bare, "update-index", "--force-remove", name)
-                    continue
-                blob = git(self.bare, "hash-object", "-w", "--stdin", given=content)
-                git(self.bare, "update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
+            git(self.bare, "update-index", "--index-info", given="".join(self._entry(*one) for one in files.items()))
             tree = git(self.bare, "write-tree")
         sha = git(self.bare, "commit-tree", tree, "-m", text, *(("-p", parent) if parent else ()))
         git(self.bare, "update-ref", f"refs/heads/{branch}", sha)
         return sha
+
+    def _entry(self, name: str, content: str | bytes | None) -> str:
+        if content is None:
+            return f"0 {'0' * 40}\t{name}\n"
+        return f"100644 {git(self.bare, 'hash-object', '-w', '--stdin', given=content)}\t{name}\n"
 
     def open_pull(self, head: str, *, base: str = "", title: str = "A change", fork: str = "", sha: str = "") -> Pull:
         """Somebody's pull request; with ``fork`` (owner/name) its head ``sha`` lies there."""
