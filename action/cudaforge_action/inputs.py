@@ -88,6 +88,17 @@ class Inputs:
         """The folder that holds ``guard/``, ``plan/``, ``forged/``, ``verified/`` and ``published/``."""
         return self.working_directory / self.output_dir
 
+    @property
+    def history_file(self) -> Path | None:
+        """``history`` as seen from where this process stands; None where the project's own settings say where."""
+        return self.working_directory / self.history if self.history is not None else None
+
+    @property
+    def head_branch(self) -> str:
+        """``branch`` and ``branch_suffix`` as one name."""
+        between = "" if not self.branch_suffix or self.branch_suffix[0] in "-/._" else "-"
+        return f"{self.branch}{between}{self.branch_suffix}"
+
 
 def read(environ: Mapping[str, str], argv: Sequence[str]) -> Inputs:
     """The inputs of this process. ``argv`` is the command line without the program's name: ``MODE --name value …``.

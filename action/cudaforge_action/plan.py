@@ -42,7 +42,7 @@ def run(inputs: Inputs, host: Host) -> int:
     _tell_problems(found, project, host)
     targets = _chosen(found, inputs.targets)
     kernels, notes = _kernels(project, inputs)
-    past = history.read(inputs.history or project.settings.history)
+    past = history.read(inputs.history_file or project.settings.history)
     work = select(targets, kernels, inputs.runners, min_headroom=inputs.min_headroom, measured=past.measurements)
     made = shards(work, inputs.runners, inputs.max_shards)
     notes += [*past.notes, *_unknown(kernels, past.measurements), *_gone(kernels, found, project), *_left(work, made)]
@@ -106,7 +106,7 @@ def _unknown_target(name: str, found: Discovery) -> UsageError:
 
 def _kernels(project: Project, inputs: Inputs) -> tuple[list[Known], list[str]]:
     kernels = list(held.here(project.manifest))
-    on_branch = held.proposed(project.settings.forge_dir, inputs.branch + inputs.branch_suffix)
+    on_branch = held.proposed(project.settings.forge_dir, inputs.head_branch)
     notes = [f"{on_branch.note}: what an open pull request brings is not left out"] if on_branch.note else []
     return [*kernels, *on_branch.kernels], notes
 

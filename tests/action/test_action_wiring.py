@@ -144,14 +144,15 @@ def modules_of(mode: str) -> set[Path]:
 
 def inputs_read_by(mode: str) -> set[str]:
     """Fields of Inputs that a mode looks at: ``inputs.name`` anywhere in its modules."""
-    names = {item.name for item in fields(Inputs)} | {"output"}
+    names = {item.name for item in fields(Inputs)} | {"output", "head_branch", "history_file"}
     found = set()
     for path in modules_of(mode):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "inputs":
                 found.add(node.attr)
     assert found <= names
-    return found - {"output", "mode"}
+    derived = {"output": (), "head_branch": ("branch", "branch_suffix"), "history_file": ("history",)}
+    return {part for name in found for part in derived.get(name, (name,))} - {"mode"}
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "all"])
