@@ -34,7 +34,7 @@ from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, M
 if TYPE_CHECKING:
     from git import Repo
 
-__all__ = ["MANIFEST", "Commit", "Published", "check_branch", "commit_branch", "publish", "refusal"]
+__all__ = ["MANIFEST", "PICTURE", "Commit", "Published", "check_branch", "commit_branch", "publish", "refusal"]
 
 MANIFEST = "manifest.json"
 PICTURE = "report.svg"

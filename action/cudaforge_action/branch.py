@@ -271,12 +271,6 @@ def trailers(message: str) -> dict[str, str]:
     return dict(_TRAILER.findall(message))
 
 
-def kernels_of(remote: Remote, sha: str, base: Base, keys: Sequence[Key]) -> tuple[Kernel, ...]:
-    """Those kernels as a commit has them."""
-    wanted = set(keys)
-    return tuple(kernel for kernel in _kernels(remote, sha, base.forge_dir) if kernel.entry.key in wanted)
-
-
 def _kernels(remote: Remote, sha: str, forge_dir: str) -> tuple[Kernel, ...]:
     leaves = remote.leaves(sha, forge_dir)
     manifest = _manifest(remote, leaves, forge_dir, f"{sha[:9]}:")

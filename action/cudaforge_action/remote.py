@@ -112,7 +112,7 @@ class Remote:
         self._local_env = {**self._base, **_configuration(_SETTINGS)}
         with_token = _SETTINGS + (_header(url, token) if token else ())
         self._server_env = {**self._base, **_configuration(with_token)}
-        self.local("init", "--quiet", "--bare", "--template=", str(scratch / "git"))
+        self.local("init", "--quiet", "--template=")
 
     # -- git -----------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ __all__ = [
     "rows",
     "sol_percent",
     "totals",
+    "totals_of",
 ]
 
 #: Outcomes of targets that were really tried: what shares and means are taken over.
@@ -196,7 +197,11 @@ def guard_limits(guard: Guard) -> tuple[str, ...]:
 
 def totals(traces: Sequence[Trace], usage: Usage, seconds: float) -> Totals:
     """Summary figures of a session."""
-    lines = rows(traces)
+    return totals_of(rows(traces), usage, seconds)
+
+
+def totals_of(lines: Sequence[Row], usage: Usage, seconds: float) -> Totals:
+    """As :func:`totals`, from rows."""
     tried = [line for line in lines if line.outcome in TRIED]
     eager = [line.speedup_eager for line in tried if line.speedup_eager is not None]
     compiled = [line.speedup_compile for line in tried if line.speedup_compile is not None]
