@@ -58,6 +58,7 @@ def github_context(environ: Mapping[str, str]) -> Context:
         run_url=f"{server}/{repository}/actions/runs/{run_id}" if run_id and repository else "",
         run_id=run_id,
         run_attempt=environ.get("GITHUB_RUN_ATTEMPT", ""),
+        workflow=environ.get("GITHUB_WORKFLOW", ""),
     )
 
 

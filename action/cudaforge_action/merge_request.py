@@ -71,6 +71,11 @@ class MergeRequestNotes:
         self._client.call("PUT", f"{self._path}/{int(note['id'])}", body={"body": body})
         return "updated"
 
+    def body(self, marker: str) -> str | None:
+        """What that note says now, None where there is none."""
+        note = self._find(marker)
+        return str(note.get("body") or "") if note is not None else None
+
     def remove(self, marker: str) -> bool:
         """Delete that note; False where there is none."""
         note = self._find(marker)

@@ -35,6 +35,7 @@ class Context:
     a status or comment is about (in a pull request its head, which is not what is checked out). ``base_ref``: the
     branch that a pull request goes into. ``number``: the pull or merge request's. ``fork``: does its head lie in
     another repository? ``label``: the one that was just added. ``run_url``: the page of this run.
+    ``workflow``: its name.
     """
 
     host: Literal["github", "gitlab", "plain"]
@@ -54,6 +55,7 @@ class Context:
     run_url: str = ""
     run_id: str = ""
     run_attempt: str = ""
+    workflow: str = ""
 
 
 #: What a guard job came to, worst first: it could not say; a kernel is wrong, or something else failed; a kernel is
