@@ -41,6 +41,7 @@ __all__ = [
     "given_path",
     "scan_paths",
     "search_start",
+    "with_own_runs",
 ]
 
 ITEM_SUFFIX = "::forge"
@@ -79,7 +80,7 @@ class ForgeRun:
         from pytest_cudaforge.config import or_compiler
 
         try:
-            settings = _with_runs_of_its_own(or_compiler(forge_config(config), os.environ))
+            settings = with_own_runs(or_compiler(forge_config(config), os.environ))
             for option in ("json", "html"):
                 check_writable(given_path(config, config.getoption(f"forge_{option}")), f"--forge-{option}")
         except UsageError as error:
@@ -357,7 +358,7 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
     return load(options, root=config.rootpath, start=search_start(config), environ=os.environ)
 
 
-def _with_runs_of_its_own(settings: ForgeConfig) -> ForgeConfig:
+def with_own_runs(settings: ForgeConfig) -> ForgeConfig:
     """For some workloads alone: rounds that were measured on others are not to be resumed."""
     if settings.workloads is None:
         return settings

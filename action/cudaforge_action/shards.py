@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any, TypeVar
 from cudaforge_action.artifact import ArtifactError, files_below, read_bytes, read_json, refuse
 from cudaforge_action.records import ForgedKernel, ForgedShard, VerifiedKernel, VerifiedShard
 from pytest_cudaforge import durable, languages
-from pytest_cudaforge.errors import SituationError
+from pytest_cudaforge.errors import SituationError, UsageError
 from pytest_cudaforge.languages.published import FILE_NAME as BINARIES
 from pytest_cudaforge.languages.published import PUBLISHED_LANGUAGES
 from pytest_cudaforge.publishing import refusal
@@ -50,6 +51,7 @@ __all__ = [
     "candidate_of",
     "check_name",
     "check_target",
+    "emptied",
     "read_forged",
     "read_verified",
     "source_names",
@@ -147,6 +149,24 @@ def source_names(language: str) -> tuple[str, ...]:
         known = ", ".join([*languages.LANGUAGES, configuration.LANGUAGE])
         raise _wrong("shard", f"holds a kernel in {language[:60]!r}, which cannot be verified from source here", known)
     return languages.load(language).file_names
+
+
+def emptied(output: Path, kind: str, name: str) -> Path:
+    """``output/kind/name``, empty: what an earlier run left there is no result of this one.
+
+    Raises :class:`UsageError` where a part of it is a link: what is checked out must not lead elsewhere.
+    """
+    folder = output / kind / check_name(name)
+    for part in (folder, folder.parent, *(place for place in (output, *output.parents) if place != Path())):
+        if part.is_symlink() and not part.is_absolute():
+            raise UsageError(f"{part} is a link", expected="a folder of the checkout", remedy="change output-dir")
+    try:
+        if folder.exists() or folder.is_symlink():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be used: {error.strerror}", remedy="change output-dir") from None
+    return folder
 
 
 # -- a forge job's folder -------------------------------------------------------------------------------------
