@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 #: Small tensors: what a call costs decides, so that the kernel is faster by far on any machine.
@@ -126,3 +128,50 @@ def pytest_in(folder: Path, *options: str, **variables: str) -> subprocess.Compl
     argv = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:anyio", *_plugin(), *options]
     environment = {**os.environ, **variables}
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def forge(folder: Path) -> str:
+    """Forge the repo that :func:`write` wrote there; what the run printed. It leaves junit.xml, out/report.json and the
+    conversation in talk.jsonl.
+
+    Where others keep the machine so busy that no sitting says that the kernel is the faster one, it is tried again.
+    """
+    files = ("--junit-xml=junit.xml", "--forge-json=out/report.json", "--forge-record=talk.jsonl")
+    for again in ((), ("--forge-fresh",), ("--forge-fresh",)):
+        (folder / "talk.jsonl").unlink(missing_ok=True)
+        done = pytest_in(folder, "--forge", *files, *again)
+        if (folder / "forged" / "manifest.json").is_file():
+            break
+    return done.stdout + done.stderr
+
+
+def case_in(folder: Path) -> str:
+    """The id of the one case of the forged repo."""
+    (kernel,) = (folder / "forged").glob("peak_norm-*")
+    return f"forged/{kernel.name}/cpu/plan.py::case[default]"
+
+
+def interrupted(folder: Path, presses: int, *options: str, reply_takes_s: float) -> tuple[int, str]:
+    """`pytest --forge` there, with Ctrl-C pressed so often once the first reply is under way: exit status, output."""
+    argv = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *_plugin(), "--forge", "-v", *options]
+    environment = {**os.environ, "SCRIPTED_DELAY_S": str(reply_takes_s), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if " asked" in line:
+                break
+        for _ in range(presses):
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in the foreground
+            time.sleep(0.5)
+        lines += process.stdout.readlines()
+        return process.wait(timeout=60), "".join(lines)

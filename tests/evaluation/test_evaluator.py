@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from judged_targets import NORM_PLAN, find, norm, write_repo
+from known_ceilings import cache_with_ceilings, compiled_before
 
 from pytest_cudaforge.errors import ConfigError, TargetError
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -23,7 +24,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
-    cache = tmp_path_factory.mktemp("cache")
+    cache = compiled_before(tmp_path_factory.mktemp("cache"))  # its ceilings are measured
     settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=3.0, lock_dir=cache)
     with Evaluator(settings) as opened:
         yield opened
@@ -110,7 +111,8 @@ def test_a_plan_that_asks_for_too_much_memory_is_refused(evaluator: Evaluator, r
 def test_allowed_labels_pass_under_their_name(repo: Path, tmp_path: Path) -> None:
     plan = 'from pytest_cudaforge.plan import op\n\ndef plan(x):\n    return op("aten._softmax", x, -1, False)\n'
     candidate = Candidate.of("cpp", {"kernel.cpp": "void unused() {}", "plan.py": plan})
-    with Evaluator(EvaluatorSettings(cache_dir=tmp_path, allow=("rewrite",))) as lenient:
+    cache = cache_with_ceilings(tmp_path)
+    with Evaluator(EvaluatorSettings(cache_dir=cache, trials=1, allow=("rewrite",))) as lenient:
         evaluation = _evaluate(lenient, repo, candidate, "::softmax")
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "rewrite"), evaluation.reason
 

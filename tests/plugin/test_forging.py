@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,9 +22,7 @@ from pytest_cudaforge.report import schema
 def forged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A repo after one `pytest --forge`, and what that printed."""
     folder = forge_repo.write(tmp_path_factory.mktemp("forged"), raises=True)
-    files = ("--junit-xml=junit.xml", "--forge-json=out/report.json", "--forge-record=talk.jsonl")
-    done = pytest_in(folder, "--forge", *files)
-    return folder, done.stdout + done.stderr
+    return folder, forge_repo.forge(folder)
 
 
 @pytest.fixture
@@ -42,9 +36,7 @@ def repo(forged: tuple[Path, str], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def case(repo: Path) -> str:
-    """The id of the one case of the forged repo."""
-    (folder,) = (repo / "forged").glob("peak_norm-*")
-    return f"forged/{folder.name}/cpu/plan.py::case[default]"
+    return forge_repo.case_in(repo)
 
 
 def test_one_is_forged_and_the_broken_one_fails_alone(forged: tuple[Path, str]) -> None:
@@ -110,16 +102,15 @@ def test_the_page_of_the_run(forged: tuple[Path, str]) -> None:
 # -- plain pytest --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("xdist", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_plain_pytest_runs_own_tests_and_cases(repo: Path, case: str, xdist: tuple[str, ...]) -> None:
-    done = pytest_in(repo, "-v", *xdist)
+def test_plain_pytest_runs_own_tests_and_cases(repo: Path, case: str) -> None:
+    done = pytest_in(repo, "-v", "-rA")
     assert "2 passed" in done.stdout, done.stdout + done.stderr
-    assert case in done.stdout and "IMPORTED []" in done.stdout
+    assert case in done.stdout and "workload default:" in done.stdout and "IMPORTED []" in done.stdout
 
 
-def test_a_case_by_its_id_reports_workloads(repo: Path, case: str) -> None:
-    done = pytest_in(repo, "-rA", case)
-    assert "1 passed" in done.stdout and "workload default:" in done.stdout, done.stdout + done.stderr
+def test_a_case_by_its_id(repo: Path, case: str) -> None:
+    done = pytest_in(repo, "--collect-only", "-q", case)
+    assert case in done.stdout and "1 test collected" in done.stdout, done.stdout + done.stderr
 
 
 def test_only_cases_by_marker(repo: Path, case: str) -> None:
@@ -174,28 +165,10 @@ def test_a_torn_manifest_is_an_error_with_its_name(repo: Path) -> None:
 # -- more of --forge -----------------------------------------------------------------------------------------------
 
 
-def test_under_xdist_the_controller_forges_and_the_workers_report(repo: Path) -> None:
-    """Resumed, quiet, and onto a branch."""
-    (repo / "raises.py").write_text(forge_repo.RAISES)
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for command in (("init", "-q"), ("add", "layers.py"), (*identity, "commit", "-qm", "x")):
-        subprocess.run(["git", *command], cwd=repo, check=True)
-    done = pytest_in(repo, "--forge", "-n", "2", "-q", "--forge-branch", "forge/kernels")
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count(" done: ") == 2 and "finished" not in done.stdout and "IMPORTED []" in done.stdout
-    assert "drawing inputs of workload 'default' failed" in done.stdout
-    assert "committed on branch forge/kernels" in done.stdout
-    listed = subprocess.run(
-        ["git", "ls-tree", "-r", "--name-only", "forge/kernels"], cwd=repo, capture_output=True, text=True, check=True
-    ).stdout
-    assert "kernel.cpp" in listed and "forged/manifest.json" in listed
-
-
 def test_only_selected_targets_are_forged(repo: Path) -> None:
     (repo / "raises.py").write_text(forge_repo.RAISES)
-    for xdist in ((), ("-n", "2")):
-        done = pytest_in(repo, "--forge", "-k", "Raises", *xdist)
-        assert "1 failed" in done.stdout and "PeakNorm" not in done.stdout
+    done = pytest_in(repo, "--forge", "-k", "Raises")
+    assert "1 failed" in done.stdout and "PeakNorm" not in done.stdout
 
 
 def test_the_first_failure_cancels_the_rest(tmp_path: Path) -> None:
@@ -238,18 +211,7 @@ def test_no_key_is_said_once_and_clearly(tmp_path: Path) -> None:
     assert done.returncode != 0
 
 
-# -- options that change what a run leaves ---------------------------------------------------------------------------
-
-
-def test_a_recorded_conversation_plays_again(repo: Path) -> None:
-    shutil.rmtree(repo / ".cudaforge")
-    shutil.rmtree(repo / "forged")
-    (repo / "scripted_chat.py").unlink()
-    chat = "chat: {coder: {provider: replay}, judge: {provider: replay}, replay: {paths: [talk.jsonl]}}\n"
-    (repo / "cudaforge.yaml").write_text("device: cpu\nrounds: 1\nmin_headroom: 0\nroofline_stop: 99\n" + chat)
-    done = pytest_in(repo, "--forge", "-rA")
-    assert "BUILD_ERROR" in done.stdout and "1 failed" in done.stdout, done.stdout + done.stderr
-    assert "every prompt, reply and verdict: .cudaforge/runs/peak_norm-" in done.stdout
+# -- outcomes ------------------------------------------------------------------------------------------------------
 
 
 OUTCOMES: list[tuple[tuple[Outcome, ...], str, str]] = [
@@ -271,31 +233,17 @@ def test_how_outcomes_are_reported(outcomes: tuple[Outcome, ...], normal: str, s
     assert (verdict_of(traces, strict=False), verdict_of(traces, strict=True)) == (normal, strict)
 
 
-STOPPED = "forging was stopped by Ctrl-C"
+# -- Ctrl-C, pressed while a reply is under way ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("presses", "message", "xdist"),
-    [(1, STOPPED, ()), (2, "KeyboardInterrupt", ()), (1, STOPPED, ("-n", "2"))],
-    ids=["once", "twice", "xdist"],
+    ("presses", "reply_takes_s", "message"),
+    [(1, 1.5, "forging was stopped by Ctrl-C"), (2, 4.0, "KeyboardInterrupt")],
+    ids=["once", "twice"],
 )
-def test_ctrl_c(tmp_path: Path, presses: int, message: str, xdist: tuple[str, ...]) -> None:
+def test_ctrl_c(tmp_path: Path, presses: int, reply_takes_s: float, message: str) -> None:
     folder = forge_repo.write(tmp_path)
-    argv = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "--forge", "-v", *xdist]
-    environment = {**os.environ, "SCRIPTED_DELAY_S": "4", "PYTHONUNBUFFERED": "1"}
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(argv, cwd=folder, env=environment, text=True, start_new_session=True, **out)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if " asked" in line:
-            break
-    for _ in range(presses):
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in the foreground
-        time.sleep(0.5)
-    lines += process.stdout.readlines()
-    output = "".join(lines)
-    assert process.wait(timeout=60) == pytest.ExitCode.INTERRUPTED, output
+    status, output = forge_repo.interrupted(folder, presses, reply_takes_s=reply_takes_s)
+    assert status == pytest.ExitCode.INTERRUPTED, output
     assert message in output and "INTERNALERROR" not in output
     assert ("reply.md" in {path.name for path in folder.rglob("*.md")}) is (presses == 1), "a reply is never lost"

@@ -1,0 +1,57 @@
+"""Modules whose extension is a real one of several functions: some 20 s of g++ and torch's headers, once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from known_ceilings import cache_with_ceilings
+from module_targets import EXTENSION, NORM_INIT, find, model, write_repo
+
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    write_repo(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    """Own kernels only."""
+    cache = cache_with_ceilings(tmp_path_factory.mktemp("cache"))
+    settings = EvaluatorSettings(cache_dir=cache, hang_limit_s=5.0, lock_dir=cache, allow=("kernel",))
+    with Evaluator(settings) as opened:
+        yield opened
+
+
+def _evaluate(evaluator: Evaluator, repo: Path, candidate: Candidate, name: str = "::RMSNorm") -> Evaluation:
+    return evaluator.evaluate(candidate, find(repo, name), timing=False)
+
+
+def test_an_extension_is_built_once_and_labelled_a_kernel(strict: Evaluator, repo: Path) -> None:
+    candidate = model("return ext.rms_norm(x.contiguous(), self.weight, self.eps)", NORM_INIT, extension=True)
+    first = _evaluate(strict, repo, candidate)
+    assert first.status is Status.PASSED, first.reason
+    assert first.work == "kernel"
+    assert first.build is not None and not first.build.cached and first.build.seconds > 0
+    again = _evaluate(strict, repo, candidate)
+    assert again.status is Status.PASSED, again.reason
+    assert again.build is not None and again.build.cached and again.build.seconds < first.build.seconds
+
+
+def test_functions_that_write_into_an_argument_count_as_kernels(strict: Evaluator, repo: Path) -> None:
+    candidate = model("y = torch.empty_like(x); ext.twice_into(x.contiguous(), y); return y", extension=True)
+    evaluation = _evaluate(strict, repo, candidate, "::twice")
+    assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+
+
+def test_an_extension_may_be_built_in_the_first_call(strict: Evaluator, repo: Path) -> None:
+    late = f"TEXT = {EXTENSION!r}\ncached = {{'load_inline': load_inline}}\n"
+    forward = "if 'ext' not in cached:\n    exec(TEXT, cached)\nreturn cached['ext'].twice(x)"
+    evaluation = _evaluate(strict, repo, model(forward, before=late), "::twice")
+    assert evaluation.status is Status.PASSED, evaluation.reason
