@@ -55,6 +55,7 @@ __all__ = [
     "read_forged",
     "read_verified",
     "source_names",
+    "tidied",
     "write_forged",
     "write_verified",
 ]
@@ -105,8 +106,8 @@ class Forged:
 
     def trace_of(self, kernel: VerifiedKernel) -> Trace | None:
         """How it came about that this was verified; None where it is not of this shard."""
-        wanted = (kernel.target, kernel.digest, kernel.variant)
-        return next((trace for one, trace in self.kernels if (one.target, one.digest, one.variant) == wanted), None)
+        wanted = (kernel.target, kernel.digest)
+        return next((trace for one, trace in self.kernels if (one.target, one.digest) == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,18 @@ def write_verified(folder: Path, shard: VerifiedShard) -> None:
     Raises :class:`~pytest_cudaforge.errors.SituationError` where the folder cannot be written.
     """
     _write(folder / SHARD_FILE, _dump(_document(shard)))
+
+
+def tidied(folder: Path) -> None:
+    """Remove what a verify process that was killed on this machine had not finished: files of kernels that its shard
+    does not name yet, and halves of files. Raises :class:`ShardError` where the shard itself cannot be read."""
+    shard = _record(VerifiedShard, folder)
+    known = {kernel.entry.directory for kernel in shard.kernels if kernel.entry is not None}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        inside = path.relative_to(folder / FORGED_DIR).parts if path.is_relative_to(folder / FORGED_DIR) else ()
+        unfinished = path.name.startswith(".") or (inside and "/".join(inside[:2]) not in known)
+        if path.is_file() and unfinished:
+            path.unlink()
 
 
 def read_verified(folder: Path) -> Verified:
