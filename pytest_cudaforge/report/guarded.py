@@ -53,7 +53,7 @@ def record_text(record: GuardRecord, report: GuardReport) -> str:
         lines.append(f"  reproduce: {record.command}")
     lines += [f"changed: {change.text}" for change in record.changes]
     lines += [f"note: {note}" for note in record.notes]
-    lines += [f"alarm: {alarm}" for alarm in report.alarms if record.outcome == "regression"]
+    lines += [f"alarm: {alarm}" for alarm in report.alarms[:20] if record.outcome == "regression"]
     return plain("\n".join(lines))
 
 
