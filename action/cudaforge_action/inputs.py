@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, cast
 
@@ -21,7 +21,7 @@ import yaml
 from cudaforge_action.records import Shard
 from pytest_cudaforge.errors import UsageError
 
-__all__ = ["MODES", "Inputs", "Runner", "read"]
+__all__ = ["MODES", "Inputs", "Runner", "as_environ", "read"]
 
 MODES: Final = ("guard", "report", "plan", "forge", "verify", "publish", "all")
 MATRIX_JOBS_LIMIT: Final = 256
@@ -111,6 +111,26 @@ def read(environ: Mapping[str, str], argv: Sequence[str]) -> Inputs:
     if "mode" not in values:
         raise _wrong("mode", "", f"one of {', '.join(MODES)}")
     return Inputs(**values)
+
+
+def as_environ(inputs: Inputs) -> dict[str, str]:
+    """The environment that :func:`read` makes these very inputs of; for a process of another mode."""
+    given = {item.name: _written(item.name, getattr(inputs, item.name)) for item in fields(Inputs)}
+    return {f"INPUT_{name.upper()}": text for name, text in given.items() if text}
+
+
+def _written(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if name == "runners":
+        return json.dumps([asdict(runner) for runner in cast("tuple[Runner, ...]", value)])
+    if isinstance(value, Shard):
+        return json.dumps(asdict(value))
+    if isinstance(value, tuple):
+        return shlex.join(value) if _READERS[name] is _words else "\n".join(value)
+    return str(value)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:

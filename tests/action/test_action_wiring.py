@@ -160,8 +160,7 @@ def test_each_step_is_given_what_its_mode_reads(mode: str) -> None:
     step = {"report": "report", "publish": "publish"}.get(mode, "measure")
     given = next(raw["env"] for raw in declared()["runs"]["steps"] if raw.get("id") == step)
     wanted = inputs_read_by(mode) - (set() if step != "measure" else {"token"})
-    # Which Python runs is the installing step's matter.
-    missing = {name for name in wanted if f"INPUT_{name.upper()}" not in given} - {"python"}
+    missing = {name for name in wanted if f"INPUT_{name.upper()}" not in given}
     assert not missing
 
 
