@@ -1,4 +1,4 @@
-"""One report of a whole workflow from those of its jobs: JSON, history and a summary. JUnit is :mod:`merging`'s.
+"""One report of a whole workflow from those of its jobs: JSON, JUnit, history and a page.
 
 What forge jobs report comes from machines that ran candidate code: documents are read with limits, put together again
 from their typed parts, and one that is not what we write is left out with a word.
@@ -7,21 +7,26 @@ from their typed parts, and one that is not what we write is left out with a wor
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudaforge_action.artifact import read_json
+from cudaforge_action.artifact import read_bytes, read_json
 from cudaforge_action.branch import Kernel
+from cudaforge_action.harvest import Harvest
+from cudaforge_action.merging import merge_junit
 from cudaforge_action.shards import REPORTS, ShardError
+from cudaforge_action.story import NONSENSE
 from pytest_cudaforge import history
 from pytest_cudaforge.errors import StoreError
 from pytest_cudaforge.records import Usage, from_json, to_json
+from pytest_cudaforge.report import files, html
 from pytest_cudaforge.report import json as documents
-from pytest_cudaforge.report.rows import Row, totals_of
+from pytest_cudaforge.report.rows import Row, totals, totals_of
 from pytest_cudaforge.store import total_usage
 
-__all__ = ["Document", "document", "merge_histories", "read_document"]
+__all__ = ["Document", "document", "read_document", "write_merged"]
 
 _MOST_TARGETS = 10_000
 
@@ -85,10 +90,49 @@ def document(parts: Mapping[str, Document], published: Sequence[Kernel]) -> dict
     }
 
 
-def merge_histories(into: Path, others: Iterable[Path]) -> str:
-    """Every line of the files that are there, once. Why it could not be done, "" where it was."""
+def write_merged(folder: Path, found: Harvest, histories: Sequence[Path] = ()) -> tuple[str, ...]:
+    """Write ``forge.json``, ``junit.xml``, ``history.jsonl`` and ``report.html`` of all shards into ``folder``.
+    ``histories``: further ones that are to be in it. Returned is what could not be merged, and why: none of it is worth
+    a publish. Raises :class:`~pytest_cudaforge.errors.UsageError` where the folder cannot be written."""
+    notes: list[str] = []
+    parts, junit = {}, {}
+    for name, shard in found.forged.items():
+        try:
+            if "report.json" in shard.reports:
+                parts[name] = read_document(shard.folder / "report.json")
+            if "junit.xml" in shard.reports:
+                junit[name] = read_bytes(shard.folder / "junit.xml", REPORTS["junit.xml"])
+        except ShardError as error:
+            notes.append(f"shard {name}: {error.what}")
+    merged = merge_junit(junit)
+    data = json.dumps(document(parts, found.kernels), indent=1, ensure_ascii=False, allow_nan=False)
+    files.write(folder / "forge.json", data + "\n", "forge.json")
+    files.write(folder / "junit.xml", merged.text.decode("utf-8", "replace"), "junit.xml")
+    others = [shard.folder / "history.jsonl" for shard in found.forged.values() if "history.jsonl" in shard.reports]
+    notes += [*merged.notes, *_merge_histories(folder / "history.jsonl", [*others, *histories])]
+    return (*notes, *_write_page(folder / "report.html", found))
+
+
+def _merge_histories(into: Path, others: Iterable[Path]) -> list[str]:
     try:
-        history.merge(into, [other for other in others if other.is_file() and not other.is_symlink()])
+        history.merge(into, [other for other in others if other.is_file()])
     except StoreError as error:
-        return str(error)
-    return ""
+        return [f"the histories were not merged: {error.what}"]
+    return []
+
+
+def _write_page(path: Path, found: Harvest) -> list[str]:
+    """Every winner's story, with the verdict that counts where it has one."""
+    verdicts = {kernel.digest: kernel.evaluation for one in found.verified.values() for kernel in one.shard.kernels}
+    traces = [
+        dataclasses.replace(trace, final=verdicts.get(kernel.digest) or trace.final)
+        for one in found.forged.values()
+        for kernel, trace in one.kernels
+    ]
+    try:
+        total = totals(traces, total_usage([trace.usage for trace in traces]), sum(trace.seconds for trace in traces))
+        page = html.document(traces, total)
+    except NONSENSE as error:
+        return [f"no page of all kernels could be drawn: {type(error).__name__}"]
+    html.write(path, page)
+    return []

@@ -7,13 +7,12 @@ a run that dies half way leaves what the next one goes on from.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudaforge_action import body, merged, pull_request, status
+from cudaforge_action import body, pull_request, status
 from cudaforge_action.api import ApiError, GitHub
 from cudaforge_action.artifact import read_json
 from cudaforge_action.branch import (
@@ -32,6 +31,7 @@ from cudaforge_action.branch import (
 from cudaforge_action.harvest import Harvest, harvest
 from cudaforge_action.host import Host
 from cudaforge_action.inputs import Inputs
+from cudaforge_action.merged import write_merged
 from cudaforge_action.plan import PLAN_FILE
 from cudaforge_action.pull_request import Opened, Wanted
 from cudaforge_action.records import Context
@@ -147,6 +147,7 @@ def _to_branch(inputs: Inputs, context: Context, remote: Remote, found: Harvest)
             expected="a branch of its own, rebuilt at each run",
             remedy="give another one with the input branch",
         )
+    remote.tips(ref, name)
     given = {kernel.entry.path for kernel in found.kernels}
     base = _base(inputs, remote, ref, given)
     branch = branch_of(remote, name, base)
@@ -365,18 +366,10 @@ def _expected(folder: Path) -> tuple[str, ...]:
 
 
 def _merge(inputs: Inputs, host: Host, found: Harvest) -> None:
-    """One document, one history for the whole workflow. What cannot be merged costs a warning, never the publish."""
+    """One document, one page, one history for the whole workflow."""
     folder = inputs.output / "published"
-    parts = {}
-    for name, shard in found.forged.items():
-        if "report.json" in shard.reports:
-            try:
-                parts[name] = merged.read_document(shard.folder / "report.json")
-            except ShardError as error:
-                host.warning(f"shard {name}: {error.what}")
-    data = json.dumps(merged.document(parts, found.kernels), indent=1, ensure_ascii=False, allow_nan=False)
-    files.write(folder / "forge.json", data + "\n", "forge.json")
-    others = [shard.folder / "history.jsonl" for shard in found.forged.values()]
-    others += [inputs.working_directory / inputs.history] if inputs.history is not None else []
-    if why := merged.merge_histories(folder / "history.jsonl", others):
-        host.warning(f"the histories were not merged: {why}")
+    histories = [inputs.working_directory / inputs.history] if inputs.history is not None else []
+    for note in write_merged(folder, found, histories):
+        host.warning(one_line(plain(note), 500))
+    if (folder / "report.html").is_file():
+        host.output("report-html", (inputs.output / "published/report.html").as_posix())

@@ -101,6 +101,7 @@ class Remote:
         self.url = url
         self.scratch = scratch
         self._git = git
+        self._tips: dict[str, str] = {}
         self._secrets = tuple(filter(None, (token, _basic(token) if token else "")))
         self._base = {
             **_QUIET,
@@ -158,11 +159,13 @@ class Remote:
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def tips(self, *branches: str) -> dict[str, str]:
-        """The commits of those of ``branches`` that exist."""
-        names = [f"refs/heads/{branch}" for branch in branches]
-        lines = self._server("ls-remote", "--quiet", "--", self.url, *names).splitlines()
-        found = {ref: sha for sha, _, ref in (line.partition("\t") for line in lines)}
-        return {branch: found[f"refs/heads/{branch}"] for branch in branches if f"refs/heads/{branch}" in found}
+        """The commits of those of ``branches`` that exist. The server is asked once for each."""
+        if unknown := [branch for branch in branches if branch not in self._tips]:
+            names = [f"refs/heads/{branch}" for branch in unknown]
+            lines = self._server("ls-remote", "--quiet", "--", self.url, *names).splitlines()
+            found = {ref: sha for sha, _, ref in (line.partition("\t") for line in lines)}
+            self._tips.update({branch: found.get(f"refs/heads/{branch}", "") for branch in unknown})
+        return {branch: self._tips[branch] for branch in branches if self._tips[branch]}
 
     def fetch(self, branch: str, depth: int) -> str:
         """Fetch a branch and ``depth`` commits of its history; its tip."""
@@ -269,14 +272,12 @@ class Remote:
         Raises :class:`LeaseLost` where it is not.
         """
         lease = f"--force-with-lease=refs/heads/{branch}:{seen or ''}"
-        self._server(
-            "push", "--quiet", "--no-verify", "--porcelain", lease, "--", self.url, f"{sha}:refs/heads/{branch}"
-        )
+        self._server("push", "--quiet", "--no-verify", lease, "--", self.url, f"{sha}:refs/heads/{branch}")
 
     def delete(self, branch: str, seen: str) -> None:
         """Delete ``branch`` where it still is at ``seen``. Raises :class:`LeaseLost` where it is not."""
         lease = f"--force-with-lease=refs/heads/{branch}:{seen}"
-        self._server("push", "--quiet", "--no-verify", "--porcelain", lease, "--", self.url, f":refs/heads/{branch}")
+        self._server("push", "--quiet", "--no-verify", lease, "--", self.url, f":refs/heads/{branch}")
 
 
 _EXPECTED = {

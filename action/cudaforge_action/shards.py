@@ -6,7 +6,7 @@
         shard.json                        a ForgedShard
         traces/<slug>-<language>.json     a winner's whole Trace: its sources, the Judge's trail, what it cost
         profiles/<slug>-<language>.ncu-rep
-        junit.xml report.json report.html
+        junit.xml report.json report.html history.jsonl
     verified/<shard>/                     of a verify job, which had neither key nor token
         shard.json                        a VerifiedShard
         forged/<entry.directory>/         kernel.*, plan.py | options.json, evaluation.json, report.md, report.svg
@@ -63,7 +63,12 @@ __all__ = [
 SHARD_FILE = "shard.json"
 TRACES, PROFILES, FORGED_DIR = "traces", "profiles", "forged"
 #: What a forge job may leave beside its kernels, and how large that may be.
-REPORTS: Mapping[str, int] = {"junit.xml": 32 << 20, "report.json": 64 << 20, "report.html": 64 << 20}
+REPORTS: Mapping[str, int] = {
+    "junit.xml": 32 << 20,
+    "report.json": 64 << 20,
+    "report.html": 64 << 20,
+    "history.jsonl": 64 << 20,
+}
 #: What is published with a kernel's sources: file name -> most bytes.
 _TOLD: Mapping[str, int] = {"evaluation.json": 16 << 20, "report.md": 4 << 20, "report.svg": 4 << 20}
 _OPTIONAL = "report.svg"

@@ -17,7 +17,7 @@ from pytest_cudaforge.records import Evaluation, Trace
 from pytest_cudaforge.report import markdown, pictures
 from pytest_cudaforge.report.markdown import escape
 
-__all__ = ["Origin", "kernel_of"]
+__all__ = ["NONSENSE", "Origin", "kernel_of"]
 
 #: What a repo is asked to carry for one kernel's story.
 _MOST_REPORT_CHARS = 400_000
@@ -25,7 +25,7 @@ _MOST_PICTURE_CHARS = 400_000
 _MOST_PROMPTS = 40
 #: What numbers and names that nobody checked can do to arithmetic and formatting: a division by a time of 0, an integer
 #: of ten thousand digits, a round that refers to none.
-_NONSENSE = (ArithmeticError, ValueError, LookupError, RecursionError)
+NONSENSE = (ArithmeticError, ValueError, LookupError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +62,12 @@ def _told(kernel: VerifiedKernel, final: Evaluation, origin: Origin | None) -> t
             report = markdown.report(told, picture=PICTURE if picture else "")
             if len(report) <= _MOST_REPORT_CHARS:
                 return report, picture
-        except _NONSENSE:
+        except NONSENSE:
             pass
         plain = dataclasses.replace(plain, notes=("the story of its making could not be told",))
     try:
         return markdown.report(plain), ""
-    except _NONSENSE:
+    except NONSENSE:
         return f"# {escape(kernel.target)} ({escape(kernel.language)})\n", ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class Repo:
     def jobs(self, *names: str, shard: str = "01-cpu", text: str = "fast", speedup: float = 2.0) -> None:
         """What a forge and a verify job of these targets leave."""
         targets = self.targets(*names)
+        for job in ("forged", "verified"):
+            shutil.rmtree(self.results / job / shard, ignore_errors=True)
         forged(self.results / "forged" / shard, targets, text=text, speedup=speedup)
         verified(self.results / "verified" / shard, targets, text=text, speedup=speedup)
 
