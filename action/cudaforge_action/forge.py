@@ -59,7 +59,7 @@ def run(inputs: Inputs, host: Host) -> int:
     missing or holds ids that are none, and for isolation none beside a key or token.
     """
     shard = _shard(inputs)
-    project = project_at(inputs.working_directory, os.environ)
+    project = project_at(inputs.working_directory, os.environ, inputs.paths)
     argv = _argv(inputs, shard, project)
     folder = emptied(inputs.output, "forged", shard.name)
     commit = checked_out(project.root) or host.context.sha

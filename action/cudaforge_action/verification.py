@@ -44,9 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("forged", "verified", "folder"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--device", default="")
+    parser.add_argument("--path", action="append", default=[], help="what was collected: it decides where ids start")
     given = parser.parse_args(argv)
     try:
-        _Verifying(given.forged, given.verified, project_at(given.folder, os.environ), given.device).run()
+        project = project_at(given.folder, os.environ, given.path)
+        _Verifying(given.forged, given.verified, project, given.device).run()
     except ForgeError as error:
         print(f"cudaforge: {error}", file=sys.stderr)
         return 2

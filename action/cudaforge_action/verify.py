@@ -43,7 +43,7 @@ def run(inputs: Inputs, host: Host) -> int:
     0 where every kernel has its verdict, whatever that is; 1 where a process died before. Raises :class:`UsageError`
     for a key or token in the environment, and :class:`ShardError` for a folder that no forge job leaves.
     """
-    project = project_at(inputs.working_directory, os.environ)
+    project = project_at(inputs.working_directory, os.environ, inputs.paths)
     secrets = (*token_names(os.environ), *key_names(os.environ, project.settings))
     if secrets:
         raise UsageError(
@@ -88,7 +88,8 @@ def _verified(forged: Path, inputs: Inputs, host: Host) -> VerifiedShard:
     device = [f"--device={inputs.device}"] if inputs.device else []
     # Not from the checkout: `-m` looks for modules where it stands first.
     start = Path(sys.prefix)
-    argv = [_python(inputs), "-m", "cudaforge_action.verification", *places, *device]
+    paths = [f"--path={path}" for path in inputs.paths]
+    argv = [_python(inputs), "-m", "cudaforge_action.verification", *places, *device, *paths]
     ended = run_quoted(argv, start, scrubbed(os.environ), host, f"verifying {name}")
     return _read(folder, name, ended)
 

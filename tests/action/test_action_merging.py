@@ -11,7 +11,8 @@ SUITE = (
     '<testcase classname="layers.A" name="forge" time="1.5"><properties><property name="status" value="forged"/>'
     "</properties></testcase>"
     '<testcase classname="layers.B" name="forge" time="0.5">'
-    '<failure message="no &lt;kernel&gt;">why &amp; how</failure></testcase><testcase classname="layers.C" name="forge"><skipped message="later"/></testcase></testsuite>'
+    '<failure message="no &lt;kernel&gt;">why &amp; how</failure></testcase>'
+    '<testcase classname="layers.C" name="forge"><skipped message="later"/></testcase></testsuite>'
 )
 HONEST = f'<?xml version="1.0" encoding="utf-8"?><testsuites name="pytest tests">{SUITE}</testsuites>'.encode()
 
