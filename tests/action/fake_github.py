@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -618,7 +619,7 @@ def _create_status(hub: FakeGitHub, request: Request, grant: Grant, sha: str) ->
 
 def _status_json(status: Status) -> dict[str, Any]:
     kept = {key: getattr(status, key) for key in ("id", "state", "context", "description", "target_url")}
-    return {**kept, "creator": _user(status.creator)}
+    return {**{key: value or None for key, value in kept.items()}, "creator": _user(status.creator)}
 
 
 def _list_statuses(hub: FakeGitHub, request: Request, grant: Grant, ref: str) -> Reply:
@@ -743,6 +744,7 @@ class _Connection(BaseHTTPRequestHandler):
             request.body = json.loads(raw) if raw else None
             hub.requests.append(request)
             reply = hub.answer(request)
+            _record(request, reply)
         request.status = reply.status
         self._reply(reply)
 
@@ -777,6 +779,16 @@ class _Connection(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """Tests read the log of requests, not stderr."""
+
+
+def _record(request: Request, reply: Reply) -> None:
+    """For tests/openapi, which holds requests and answers against GitHub's own description."""
+    file = os.environ.get("FAKE_GITHUB_RECORD")
+    if file:
+        kept = {"method": request.method, "path": request.path, "query": request.query, "body": request.body}
+        line = json.dumps({**kept, "status": reply.status, "answer": reply.body}, default=str) + "\n"
+        with open(file, "a", encoding="utf-8") as stream:
+            stream.write(line)
 
 
 def _encoded(body: Any) -> bytes:
