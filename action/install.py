@@ -37,6 +37,7 @@ PACKAGES = {"pytest_cudaforge": SOURCE / "pytest_cudaforge", "cudaforge_action":
 # Asked of a Python by running it: what it is, and which distributions it sees. No third-party code is imported.
 _PROBE = """
 import importlib.metadata, importlib.util, json, os, sys, sysconfig
+sys.path[:] = [entry for entry in sys.path if entry]  # what lies in the checkout is not installed
 def version(name):
     try:
         return importlib.metadata.version(name)
@@ -51,7 +52,6 @@ def torch():
     place, record = str(found.locate_file("torch")), found.read_text("RECORD") or ""
     return {"version": found.version, "place": place, "record": record, "requires": names}
 def place(name):
-    sys.path[:] = [entry for entry in sys.path if entry and entry != os.getcwd()]
     spec = importlib.util.find_spec(name)
     return os.path.dirname(spec.origin) if spec and spec.origin else ""
 def requires():

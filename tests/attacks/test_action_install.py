@@ -118,7 +118,7 @@ def install(python: Path, index: Path, builder: Path, temp: Path, mode: str = "g
 
 def versions(python: str) -> dict[str, str]:
     code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    said = subprocess.run([python, "-c", code], capture_output=True, check=True).stdout
+    said = subprocess.run([python, "-c", code], capture_output=True, check=True, cwd="/").stdout
     return {name.lower(): version for name, version in json.loads(said).items()}
 
 
