@@ -27,6 +27,7 @@ from pytest_cudaforge.merge_base import MergeBase
 from pytest_cudaforge.plugin import DEFAULT_FORGE_DIR, MANIFEST_NAME, forge_dir
 from pytest_cudaforge.records import Target, from_json, to_json
 from pytest_cudaforge.runtime.manifest import Entry, Manifest
+from pytest_cudaforge.termination import EXIT_STATUS, Terminated, orderly_end
 
 if TYPE_CHECKING:
     from pytest_cudaforge.config import ForgeConfig
@@ -183,7 +184,11 @@ class GuardRun:
         began = time.monotonic()
         self.report = GuardReport(base=self.base.told)
         try:
-            self._decide(self.base, grouped(selected), modules)
+            with orderly_end():
+                self._decide(self.base, grouped(selected), modules)
+        except Terminated:
+            # As after Ctrl-C: pytest ends its session, and what was decided is told.
+            pytest.exit("the guard was ended by SIGTERM", returncode=EXIT_STATUS)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         except ForgeError as error:

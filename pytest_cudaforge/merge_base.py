@@ -10,15 +10,14 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_cudaforge.errors import UsageError
+from pytest_cudaforge.termination import undisturbed
 
 if TYPE_CHECKING:
     from git import Git, Repo
@@ -82,7 +81,8 @@ def find_merge_base(root: Path, ref: str | None, environ: Mapping[str, str]) -> 
 
 @contextlib.contextmanager
 def worktree(base: MergeBase) -> Iterator[Path]:
-    """The files of the merge base in a folder of their own; it is gone afterwards, after Ctrl-C as well.
+    """The files of the merge base in a folder of their own; it is gone afterwards, after Ctrl-C as well
+    (and after SIGTERM, where that is an :func:`~pytest_cudaforge.termination.orderly_end`).
 
     A worktree that an earlier run left behind when it was killed is removed, too. Raises :class:`UsageError`.
     """
@@ -97,7 +97,7 @@ def worktree(base: MergeBase) -> Iterator[Path]:
             _check_out(repo, base.sha, folder)
             yield folder
         finally:
-            with _undisturbed(), _own_environment(repo):
+            with undisturbed(), _own_environment(repo):
                 _remove(repo.git, folder)
                 if lock is not None:
                     os.close(lock)
@@ -246,19 +246,6 @@ def _locked(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C neither interrupts the cleaning up nor the git that does it, which inherits this."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # -- git ---------------------------------------------------------------------------------------------------------
