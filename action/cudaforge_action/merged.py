@@ -51,14 +51,22 @@ def read_document(path: Path) -> Document:
     targets = data.get("targets") if known else None
     if not isinstance(targets, list) or len(targets) > _MOST_TARGETS:
         raise _wrong(path, "it is no report of a forging run")
-    names = [field.name for field in dataclasses.fields(Row)]
     try:
-        rows = tuple(from_json(Row, {name: one[name] for name in names if name in one}) for one in targets)
+        rows = tuple(_row(one) for one in targets)
         seconds = from_json(float, data.get("totals", {}).get("seconds", 0.0))
         environment = {str(name): str(value) for name, value in data.get("environment", {}).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise _wrong(path, str(error)) from None
     return Document(rows, tuple(targets), environment, seconds)
+
+
+def _row(target: Mapping[str, Any]) -> Row:
+    """A target's row, whose number of rounds gave way to the rounds themselves."""
+    names = {field.name for field in dataclasses.fields(Row)}
+    row: Row = from_json(
+        Row, {**{name: target[name] for name in names & target.keys()}, "rounds": len(target["rounds"])}
+    )
+    return row
 
 
 def _wrong(path: Path, why: str) -> ShardError:

@@ -1,0 +1,126 @@
+"""The repo of a publish: how the token gets to the server, where it is not, and how little else is touched."""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cudaforge_action.remote import Identity, Leaf, LeaseLost, opened
+from fake_git import git
+from fake_github import TOKEN, FakeGitHub, fake_github
+from publish_repo import BRANCH, published_repo
+
+from pytest_cudaforge.errors import PublishError
+
+ENCODED = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
+ME = Identity("bot", "bot@example.org")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeGitHub]:
+    with fake_github(tmp_path, private=True) as made:
+        made.commit("main", {"a.py": "a", "b/c.py": "c", "b/.attributes": "x"})
+        yield made
+
+
+def test_a_change_goes_round(hub: FakeGitHub, tmp_path: Path) -> None:
+    with opened(hub.git_url, TOKEN) as remote:
+        assert remote.tips("main", "none") == {"main": hub.branches["main"]}
+        tip = remote.fetch("main", 1)
+        assert set(remote.leaves(tip)) == {"a.py", "b/c.py", "b/.attributes"}
+        assert set(remote.leaves(tip, "b")) == {"b/c.py", "b/.attributes"}
+        blobs = remote.blobs([b"\0\xff\r\n", b""])
+        assert remote.contents(blobs) == dict(zip(blobs, [b"\0\xff\r\n", b""], strict=True))
+        tree = remote.changed_tree(tip, {"b/c.py": None, "n\new": Leaf("100644", blobs[0])})
+        assert remote.changes(tip, tree) == {"b/c.py": None, "n\new": Leaf("100644", blobs[0])}
+        sha = remote.commit(tree, tip, "hello\n\nworld", ME)
+        assert (remote.parents(sha), remote.message(sha).strip()) == ((tip,), "hello\n\nworld")
+        remote.push(sha, "new", None)
+        remote.check_out(tip, ["b/c.py"], tmp_path / "out")
+    assert hub.branches["new"] == sha
+    assert git(hub.bare, "log", "-1", "--format=%an <%ae>", "new") == "bot <bot@example.org>"
+    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["c.py"]
+
+
+def test_a_branch_that_others_moved_is_not_overwritten(hub: FakeGitHub) -> None:
+    with opened(hub.git_url, TOKEN) as remote:
+        tip = remote.fetch("main", 1)
+        theirs = hub.commit("main", {"a.py": "b"})
+        sha = remote.commit(remote.tree(tip), tip, "again", ME)
+        for lost in (lambda: remote.push(sha, "main", tip), lambda: remote.delete("main", tip)):
+            with pytest.raises(LeaseLost, match="run publish again"):
+                lost()
+        assert hub.branches["main"] == theirs
+
+
+def test_what_is_on_a_branch_is_asked_of_its_dates(hub: FakeGitHub) -> None:
+    first = hub.branches["main"]
+    other = hub.commit("other", {"a.py": "x"})
+    last = hub.commit("main", {"a.py": "b"})
+    with opened(hub.git_url, TOKEN) as remote:
+        remote.fetch("main", 1)
+        remote.fetch("other", 5)
+        assert [remote.on_branch(sha, "main") for sha in (first, last, other)] == [True, True, False]
+
+
+def test_headers_that_lie_about_do_not_join_ours(hub: FakeGitHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """actions/checkout, or a machine, may have left one of its own; a server refuses two."""
+    for number, key in enumerate((f"http.{hub.url}/.extraheader", f"http.{hub.git_url}.extraHeader")):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", "X-Old: a token of others")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    with opened(hub.git_url, TOKEN) as remote:
+        remote.tips("main")
+    assert all("x-old" not in request.headers for request in hub.git_requests)
+    assert {request.headers["authorization"] for request in hub.git_requests} == {f"Basic {ENCODED}"}
+
+
+@pytest.mark.parametrize("token", ["", "ghs_wrong"])
+def test_a_wrong_token_is_said_at_once_and_never_shown(hub: FakeGitHub, token: str) -> None:
+    with (
+        opened(hub.git_url, token) as remote,
+        pytest.raises(PublishError, match="a repository that this token") as told,
+    ):
+        remote.tips("main")
+    assert not token or token not in str(told.value)
+
+
+def test_the_token_is_in_no_argument_file_or_line(tmp_path: Path) -> None:
+    """A publish as a process, with a git that writes down how it is called and what its environment holds."""
+    record, real = tmp_path / "calls", subprocess.check_output(["which", "git"], text=True).strip()
+    wrapper = tmp_path / "bin/git"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {record}\nexec {real} "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    with published_repo(tmp_path, "Scale", private=True) as repo:
+        repo.jobs("Scale")
+        checkout = repo.folder
+        git(checkout, "init", "-q")
+        config = (checkout / ".git/config").read_text()
+        environ = {
+            **{name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ},
+            **repo.hub.environ(tmp_path / "step", "schedule"),
+            "PATH": f"{wrapper.parent}:{os.environ['PATH']}",
+            "TMPDIR": str(tmp_path),
+            "INPUT_TOKEN": TOKEN,
+            "GIT_CURL_VERBOSE": "1",
+        }
+        command = [sys.executable, "-m", "cudaforge_action", "publish"]
+        done = subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert BRANCH in repo.hub.branches
+        assert (checkout / ".git/config").read_text() == config
+        assert not (checkout / ".git/index").exists()
+    told = done.stderr + done.stdout.replace(f"::add-mask::{TOKEN}", "")
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert record in kept
+    for secret in (TOKEN.encode(), ENCODED.encode()):
+        assert secret not in told.encode()
+        assert [path for path in kept if secret in path.read_bytes()] == []
+    assert "push --quiet" in record.read_text()
