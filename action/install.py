@@ -34,10 +34,12 @@ HEAVY = frozenset({"torch", "openai", "pytest", "ninja"})
 #: Where the packages lie in SOURCE.
 PACKAGES = {"pytest_cudaforge": SOURCE / "pytest_cudaforge", "cudaforge_action": SOURCE / "action" / "cudaforge_action"}
 
+#: Where every Python is started: `-c` and `-m` look for modules in the current folder first, and that is the checkout.
+ELSEWHERE = "/"
+
 # Asked of a Python by running it: what it is, and which distributions it sees. No third-party code is imported.
 _PROBE = """
 import importlib.metadata, importlib.util, json, os, sys, sysconfig
-sys.path[:] = [entry for entry in sys.path if entry]  # what lies in the checkout is not installed
 def version(name):
     try:
         return importlib.metadata.version(name)
@@ -82,7 +84,7 @@ def main() -> int:
             mode=os.environ.get("INPUT_MODE", "").strip(),
             python=os.environ.get("INPUT_PYTHON", "").strip() or sys.executable,
             device=os.environ.get("INPUT_DEVICE", "").strip(),
-            folder=Path(os.environ.get("RUNNER_TEMP") or tempfile.gettempdir()),
+            folder=Path(os.environ.get("RUNNER_TEMP") or tempfile.gettempdir()).absolute(),
         )
         hand_on("python", python)
     except InstallError as error:
@@ -137,7 +139,8 @@ def installed(*, mode: str, python: str, device: str, folder: Path) -> str:
 def probe(python: str) -> dict[str, Any]:
     """What a Python says of itself. Raises :class:`InstallError` where it cannot be run or is too old."""
     try:
-        said = subprocess.run([python, "-c", _PROBE, *names()], capture_output=True, text=True, timeout=120, check=True)
+        command = [os.path.abspath(shutil.which(python) or python), "-c", _PROBE, *names()]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ELSEWHERE)
         found: dict[str, Any] = json.loads(said.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip()[-600:]
@@ -230,7 +233,7 @@ def digest(folder: Path) -> str:
 
 def virtual_environment(found: dict[str, Any], folder: Path, light: bool) -> str:
     """A virtual environment in ``folder``; unless it is light it sees all that ``found`` sees."""
-    python = folder / "bin" / "python"
+    python = folder.absolute() / "bin" / "python"
     if not python.exists():
         shutil.rmtree(folder, ignore_errors=True)
         options = [] if light else ["--system-site-packages"]
@@ -332,7 +335,7 @@ def run(command: list[str], what: str, remedy: str) -> None:
     token = secrets.token_hex(16)
     print(f"::stop-commands::{token}", flush=True)
     try:
-        status = subprocess.run(command, stderr=subprocess.STDOUT, timeout=1800, check=False).returncode
+        status = subprocess.run(command, stderr=subprocess.STDOUT, timeout=1800, check=False, cwd=ELSEWHERE).returncode
     except (OSError, subprocess.SubprocessError) as error:
         print(error)
         status = -1
@@ -344,7 +347,7 @@ def run(command: list[str], what: str, remedy: str) -> None:
 
 
 def run_quietly(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ELSEWHERE)
     return done.stdout if done.returncode == 0 else ""
 
 

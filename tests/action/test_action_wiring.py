@@ -138,7 +138,8 @@ def modules_of(mode: str) -> set[Path]:
             continue
         found.add(path)
         for name in re.findall(r"cudaforge_action\.(\w+)", path.read_text("utf-8")):
-            waiting.append(PACKAGE / f"{name}.py")
+            # What another mode's module lends out does not read that mode's inputs.
+            waiting += [PACKAGE / f"{name}.py"] if name not in MODES else []
     return found - {PACKAGE / f"{name}.py" for name in ("inputs", "handover", "__main__")}
 
 
