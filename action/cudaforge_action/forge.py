@@ -176,7 +176,7 @@ class _Found:
 
 def _collected(shard: Shard, project: Project, folder: Path) -> _Found:
     """From the run directory, where every finished step of a killed run is as well."""
-    found, kernels, usages = _Found(), [], []
+    found, usages = _Found(), []
     settings = with_own_runs(project.settings)
     for target in _targets(shard, project):
         for language in (*LANGUAGES, configuration.LANGUAGE):
@@ -184,22 +184,24 @@ def _collected(shard: Shard, project: Project, folder: Path) -> _Found:
             try:
                 trace = _trace(store, target)
                 usages += [entry.usage for entry in (store.rounds() if trace is None else ())]
+                if trace is not None:
+                    usages.append(trace.usage)
+                    _keep(trace, target, store, folder, found)
             except ForgeError as error:
                 found.notes.append(f"{target.id} ({language}): {error.what}")
-                continue
-            if trace is None:
-                continue
-            found.outcomes.append(trace)
-            usages.append(trace.usage)
-            if (kernel := _kernel(trace, target)) is not None:
-                kernels.append(kernel)
-                found.traces[kernel.trace] = _without_paths(trace)
-                _keep_profile(store, trace, folder / PROFILES / f"{target.slug}-{language}.ncu-rep", found)
-            if trace.hardware is not None and not found.machine:
-                found.machine = machine.describe(trace.hardware).text
-    found.kernels = tuple(kernels)
     found.usd = total_usage(usages).usd
     return found
+
+
+def _keep(trace: Trace, target: Target, store: TargetStore, folder: Path, found: _Found) -> None:
+    """Raises ``ForgeError`` for a winner that could not be handed on."""
+    found.outcomes.append(trace)
+    if trace.hardware is not None and not found.machine:
+        found.machine = machine.describe(trace.hardware).text
+    if (kernel := _kernel(trace, target)) is not None:
+        found.kernels = (*found.kernels, kernel)
+        found.traces[kernel.trace] = _without_paths(trace)
+        _keep_profile(store, trace, folder / PROFILES / f"{target.slug}-{trace.language}.ncu-rep", found)
 
 
 def _targets(shard: Shard, project: Project) -> list[Target]:
