@@ -76,6 +76,7 @@ class Inputs:
     branch_suffix: str = ""
     title: str = ""
     commit_message: str = ""
+    committer: str = "pytest-cudaforge[bot] <pytest-cudaforge[bot]@users.noreply.github.com>"
     labels: tuple[str, ...] = ()
     reviewers: tuple[str, ...] = ()
     team_reviewers: tuple[str, ...] = ()
@@ -258,6 +259,13 @@ def _branch(name: str, text: str) -> str:
     return text
 
 
+def _identity(name: str, text: str) -> str:
+    """As git writes one; what would end the header of a commit is no part of it."""
+    if not re.fullmatch(r"[^<>\n]{1,100} <[^<>\s]{1,200}>", _one_line(name, text)):
+        raise _wrong(name, text, "Name <address>")
+    return text
+
+
 def _suffix(name: str, text: str) -> str:
     _branch(name, "x" + text)
     return text
@@ -347,6 +355,7 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "branch": _branch,
     "branch_suffix": _suffix,
     "title": _one_line,
+    "committer": _identity,
     "labels": _items,
     "reviewers": _items,
     "team_reviewers": _items,

@@ -44,7 +44,6 @@ from pytest_cudaforge.report.markdown import escape, unlinked
 
 __all__ = ["run"]
 
-IDENTITY = Identity("pytest-cudaforge[bot]", "pytest-cudaforge[bot]@users.noreply.github.com")
 _MOST_LINES = 100
 _MOST_PLAN_BYTES = 64 << 20
 _CLOSED = (
@@ -157,7 +156,7 @@ def _to_branch(inputs: Inputs, context: Context, remote: Remote, found: Harvest)
     if branch.foreign:
         return _Result(base, branch, plan, Built("keep", branch.tip or ""), branch.tip or "", {})
     message = inputs.commit_message or _message(plan.kernels)
-    done = built(remote, base, branch, plan, message, IDENTITY, _trailers(context, found))
+    done = built(remote, base, branch, plan, message, _identity(inputs), _trailers(context, found))
     if done.action == "push":
         remote.push(done.sha, name, branch.tip)
     head = done.sha if done.action == "push" else branch.tip if done.action == "keep" else ""
@@ -172,6 +171,11 @@ def _base(inputs: Inputs, remote: Remote, ref: str, given: set[str]) -> Base:
 def _settings() -> dict[str, str]:
     """Of the environment only where kernels lie: the rest is about forging."""
     return {name: value for name, value in os.environ.items() if name == "CUDAFORGE_FORGE_DIR"}
+
+
+def _identity(inputs: Inputs) -> Identity:
+    name, _, email = inputs.committer.rstrip(">").rpartition(" <")
+    return Identity(name, email)
 
 
 def _message(kernels: Sequence[Kernel]) -> str:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cudaforge_action import publish
 from cudaforge_action.api import ApiError
-from cudaforge_action.remote import Leaf, LeaseLost, opened
+from cudaforge_action.remote import Identity, Leaf, LeaseLost, opened
 from cudaforge_action.shards import write_verified
 from fake_git import git
 from fake_github import READER, TOKEN, secondary_limit, unavailable
@@ -254,7 +253,7 @@ def test_two_publishes_at_once_do_not_overwrite_each_other(repo: Repo) -> None:
     with opened(repo.hub.git_url, TOKEN) as late:
         sha = late.fetch("main", 1)
         tree = late.changed_tree(sha, {"forged/late": Leaf("100644", late.blobs([b"late"])[0])})
-        commit = late.commit(tree, sha, "late", publish.IDENTITY)
+        commit = late.commit(tree, sha, "late", Identity("late", "late@example.org"))
         repo.publish()
         with pytest.raises(LeaseLost, match="nothing was overwritten"):
             late.push(commit, BRANCH, None)
