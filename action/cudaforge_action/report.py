@@ -18,7 +18,7 @@ from cudaforge_action.comment import Comments, MergeRequestComments, PullRequest
 from cudaforge_action.guard_result import GuardResult
 from cudaforge_action.host import Host
 from cudaforge_action.inputs import Inputs
-from cudaforge_action.merge_request import MergeRequestNotes
+from cudaforge_action.merge_request import MergeRequestNotes, inert
 from cudaforge_action.rest import ApiError
 from cudaforge_action.status import State, posted
 from pytest_cudaforge.errors import UsageError
@@ -114,9 +114,11 @@ class _Report:
         if self.inputs.status_context != Inputs("report").status_context:
             title += f" ({self.inputs.status_context})"
         context = self.host.context
-        return telling.comment(
+        text = telling.comment(
             self.result, marker=self._marker, title=title, sha=context.head_sha, run_url=context.run_url
         )
+        # As it will be stored, or it would differ from what is there at every run.
+        return inert(text) if context.host == "gitlab" else text
 
     @property
     def _marker(self) -> str:
