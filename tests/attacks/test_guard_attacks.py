@@ -13,7 +13,7 @@ import pytest
 from forge_repo import CONFTEST, pytest_in
 from guard_repo import Repo, kernel, layer
 
-from pytest_cudaforge import calibration
+from pytest_cudaforge import calibration, guard
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.yardsticks import YARDSTICKS
 
@@ -104,10 +104,18 @@ def test_what_is_slower_is_measured_against_the_base_and_never_passes(
     records = records_of(repo)
     slow = records[repo.item("Slow")]
     against = {finding["question"]: finding for finding in slow["findings"]}
-    assert against["base"]["slowdown"]["speedup"] > 2.0
-    # Other load may leave it undecided; then it says so, and how much was seen.
-    assert slow["outcome"] == "regression" or "nothing was decided" in slow["text"] or "not confirmed" in slow["text"]
+    base = against["base"]
+    assert base["slowdown"]["speedup"] > 2.0
     assert "reproduce: pytest --forge-guard --forge-base" in slow["text"] and "machine:" in slow["text"]
+    if slow["outcome"] == "regression":
+        return
+    # Accepted where others keep the cores busy, and nowhere else: a sitting whose processes or quiet blocks were so few
+    # that the interval reaches to where nothing would be lost, or one that no other sitting confirmed. The guard is to
+    # raise no false alarm on such a machine, so it may not have an opinion there; "pass" would be one.
+    assert slow["outcome"] == "inconclusive", slow
+    few, wide = base["processes"] < guard.FEWEST_PROCESSES, base["slowdown"]["low"] < 1.0 + guard.usual("cpu").relative
+    assert few or wide or "not confirmed" in base["text"], base
+    pytest.skip(f"undecided, which a busy machine may be: {slow['reason']}")
 
 
 def test_nothing_is_left_behind(attacked: tuple[Repo, subprocess.CompletedProcess[str]]) -> None:
