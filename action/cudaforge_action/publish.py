@@ -139,7 +139,7 @@ def _prefix(inputs: Inputs) -> str:
 
 
 def _to_branch(inputs: Inputs, context: Context, remote: Remote, found: Harvest) -> _Result:
-    name, ref = inputs.branch + inputs.branch_suffix, _base_ref(inputs, context)
+    name, ref = inputs.head_branch, _base_ref(inputs, context)
     if name in (ref, context.default_branch):
         raise UsageError(
             f"the branch for forged kernels is {name!r}, which pull requests go into",
@@ -372,7 +372,7 @@ def _expected(folder: Path) -> tuple[str, ...]:
 def _merge(inputs: Inputs, host: Host, found: Harvest) -> None:
     """One document, one page, one history for the whole workflow."""
     folder = inputs.output / "published"
-    histories = [inputs.working_directory / inputs.history] if inputs.history is not None else []
+    histories = [inputs.history_file] if inputs.history_file is not None else []
     for note in write_merged(folder, found, histories):
         host.warning(one_line(plain(note), 500))
     if (folder / "report.html").is_file():
