@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import selectors
 import sys
 import threading
@@ -127,8 +128,19 @@ def _copy(reader: int, out: int, ended: threading.Event) -> None:
             data = os.read(reader, 65536)
             if not data:
                 return
-            while data:
-                data = data[os.write(out, data) :]
+            _write_all(out, data)
+
+
+def _write_all(out: int, data: bytes) -> None:
+    """A log that nobody reads any more is no reason to let those who write wait for ever."""
+    while data:
+        try:
+            data = data[os.write(out, data) :]
+        except BlockingIOError:
+            # Whoever started us shares a descriptor that does not block.
+            select.select([], [out], [])
+        except OSError:
+            return
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

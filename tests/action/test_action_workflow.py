@@ -127,6 +127,37 @@ def test_nothing_printed_is_lost_and_descriptors_are_given_back(capfd: pytest.Ca
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+MUCH = """
+import os, signal, subprocess, sys
+from cudaforge_action.github import GitHubHost
+
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+with GitHubHost({}).quoting():
+    for descriptor in map(int, sys.argv[1:]):
+        os.close(descriptor)
+    subprocess.run(["head", "-c", "500000", "/dev/zero"], check=True)
+"""
+
+
+def test_a_log_that_nobody_reads_lets_nobody_wait() -> None:
+    reader, writer = os.pipe()
+    # The child has the only reading end, and closes it on its way.
+    command = [sys.executable, "-c", MUCH, str(reader)]
+    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, pass_fds=[reader])
+    os.close(reader)
+    os.close(writer)
+    assert process.wait(60) in (1, 120)
+
+
+def test_a_log_that_does_not_block_loses_nothing() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with subprocess.Popen([sys.executable, "-c", MUCH], stdout=writer) as process, os.fdopen(reader, "rb") as log:
+        os.close(writer)
+        assert log.read().count(b"\0") == 500_000
+    assert process.returncode == 0
+
+
 def test_commands_run_again_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
     host = GitHubHost({})
     with pytest.raises(ZeroDivisionError), host.quoting():
