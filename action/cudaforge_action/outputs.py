@@ -12,11 +12,11 @@ __all__ = ["OUTPUTS"]
 
 OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
     "guard": {
-        "outcome": "`pass`, `inconclusive`, `regression`, `failed` or `error`: the worst that was found",
+        "outcome": "the worst of all answers: `pass`, `regression`, `failed`, `error` and so on",
         "regressions": "how many kernels or modules became slower",
-        "failed": "how many kernels are wrong, or not what their manifest says",
-        "inconclusive": "how many races could not be decided",
-        "checked": "how many were checked",
+        "failed": "how many are wrong",
+        "inconclusive": "how many races were undecided",
+        "checked": "how many cases have an answer",
         "not-checked": "how many could not be checked on this runner",
         "report-html": "the page of the run, from the checkout's top",
         "report-json": "the same for programs",
@@ -31,6 +31,7 @@ OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
         "targets": "how many targets are to be forged",
     },
     "forge": {
+        "forged": "how many kernels won, by the forge job's own account",
         "spent-usd": "what the models cost; empty where no price is known",
         "best-speedup": "the largest speedup over eager",
         "report-html": "the page of the run",
@@ -40,7 +41,7 @@ OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
         "best-speedup": "the largest speedup over eager",
     },
     "publish": {
-        "operation": "`created`, `updated`, `closed` or `none`",
+        "operation": "`created`, `updated`, `closed`, `pushed` (no pull request could be opened) or `none`",
         "pull-request-number": "the pull request's number",
         "pull-request-url": "its page",
         "pull-request-head-sha": "the commit on its branch",
