@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import FrameType
 
 from cudaforge_action.environment import key_names, token_names
-from cudaforge_action.host import Host
+from cudaforge_action.host import GOES_ON, Host
 from cudaforge_action.inputs import Inputs, Runner, as_environ
 from cudaforge_action.plan import planned_shards
 from cudaforge_action.project import project_at
@@ -66,6 +66,8 @@ def _stage(mode: str, inputs: Inputs, host: Host) -> int:
     """One mode in a process of its own, which speaks for itself. Its exit status."""
     token = inputs.token if mode == "publish" else ""
     environ = environment(mode, os.environ, inputs) | as_environ(replace(inputs, mode=mode, token=token))
+    if mode != "plan":
+        environ[GOES_ON] = "1"
     print(f"== {mode}", flush=True)
     process = subprocess.Popen([sys.executable, "-c", _ENTRY], env=environ, stdin=subprocess.DEVNULL)
     with process, _passing_on(process):

@@ -39,11 +39,13 @@ _MAX_DOTENV_VALUE = 500
 class GitLabHost(PlainHost):
     """A job of a pipeline."""
 
-    def __init__(self, environ: Mapping[str, str], folder: Path = FOLDER) -> None:
-        super().__init__(folder, gitlab_context(environ))
+    def __init__(self, environ: Mapping[str, str], folder: Path = FOLDER, *, goes_on: bool = False) -> None:
+        super().__init__(folder, gitlab_context(environ), goes_on=goes_on)
         self._remarks: list[Annotation] = []
         self._dotenv: dict[str, str] = {}
         self._sections = 0
+        for name, value in list(self._outputs.items()):
+            self._keep(name, value)
 
     def annotate(self, annotations: Sequence[Annotation]) -> None:
         super().annotate(annotations)
@@ -56,13 +58,15 @@ class GitLabHost(PlainHost):
     def output(self, name: str, value: str) -> None:
         """As ``CUDAFORGE_<NAME>`` to the jobs that need this one."""
         super().output(name, value)
+        self._keep(name, value)
+        self.write(DOTENV, _lines(self._dotenv))
+
+    def _keep(self, name: str, value: str) -> None:
         variable = "CUDAFORGE_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())
-        simple = value.isascii() and value.isprintable() and len(value) <= _MAX_DOTENV_VALUE
-        wanted = self._dotenv | ({variable: value.strip()} if simple else {})
-        text = "".join(f"{key}={shown}\n" for key, shown in wanted.items())
-        if len(wanted) <= _MAX_DOTENV_VALUES and len(text) <= _MAX_DOTENV_BYTES:
-            self._dotenv = wanted
-            self.write(DOTENV, text)
+        if value.isascii() and value.isprintable() and len(value) <= _MAX_DOTENV_VALUE:
+            wanted = self._dotenv | {variable: value.strip()}
+            if len(wanted) <= _MAX_DOTENV_VALUES and len(_lines(wanted)) <= _MAX_DOTENV_BYTES:
+                self._dotenv = wanted
 
     @contextmanager
     def group(self, title: str) -> Iterator[None]:
@@ -78,6 +82,10 @@ class GitLabHost(PlainHost):
     def _log(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _lines(values: Mapping[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
 def _remark(one: Annotation, seen: Counter[str]) -> dict[str, Any]:

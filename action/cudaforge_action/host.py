@@ -9,10 +9,12 @@ from typing import Protocol
 
 from cudaforge_action.records import Annotation, Context
 
-__all__ = ["FOLDER", "Host", "host_of"]
+__all__ = ["FOLDER", "GOES_ON", "Host", "host_of"]
 
 #: Where results lie where nobody says otherwise (the default of the input ``output-dir``).
 FOLDER = Path(".cudaforge/action")
+#: Set for a process that is one stage of a run of several: what earlier stages said stays.
+GOES_ON = "FORGE_ACTION_GOES_ON"
 
 
 class Host(Protocol):
@@ -54,7 +56,7 @@ def host_of(environ: Mapping[str, str], folder: Path = FOLDER) -> Host:
     if environ.get("GITLAB_CI") == "true":
         from cudaforge_action.gitlab import GitLabHost
 
-        return GitLabHost(environ, folder)
+        return GitLabHost(environ, folder, goes_on=GOES_ON in environ)
     from cudaforge_action.plain import PlainHost
 
-    return PlainHost(folder)
+    return PlainHost(folder, goes_on=GOES_ON in environ)

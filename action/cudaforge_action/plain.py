@@ -18,13 +18,15 @@ __all__ = ["PlainHost"]
 
 
 class PlainHost:
-    """``summary.md`` and ``outputs.json`` in ``folder``; both begin anew with each process that writes them."""
+    """``summary.md`` and ``outputs.json`` in ``folder``; both begin anew with each process that writes them, but for
+    the stages of ``mode: all`` (``goes_on``)."""
 
-    def __init__(self, folder: Path = FOLDER, context: Context | None = None) -> None:
+    def __init__(self, folder: Path = FOLDER, context: Context | None = None, *, goes_on: bool = False) -> None:
         self.folder = folder
         self._context = context or plain_context(Path.cwd())
-        self._summary: list[str] = []
-        self._outputs: dict[str, str] = {}
+        before = self._read("summary.md") if goes_on else ""
+        self._summary = [before.rstrip()] if before else []
+        self._outputs = _values(self._read("outputs.json")) if goes_on else {}
 
     @property
     def context(self) -> Context:
@@ -68,5 +70,21 @@ class PlainHost:
         self.folder.mkdir(parents=True, exist_ok=True)
         durable.write_file(self.folder / name, text)
 
+    def _read(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text("utf-8", "replace")
+        except OSError:
+            return ""
+
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+
+def _values(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return (
+        {str(name): value for name, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cudaforge_action.github import GitHubHost
 from cudaforge_action.gitlab import CODE_QUALITY, DOTENV, GitLabHost
-from cudaforge_action.host import Host, host_of
+from cudaforge_action.host import GOES_ON, Host, host_of
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import Annotation
 
@@ -43,6 +43,28 @@ def test_a_plain_machine_gets_files_and_lines_like_a_compilers(
     assert err.splitlines() == ["a/b.py:7: error: slower: by 2x[2J", "notice: t: m", "== forge"] and out == ""
     assert (tmp_path / "out/summary.md").read_text() == "# one\n\ntwo\n"
     assert json.loads((tmp_path / "out/outputs.json").read_text()) == {"regressions": "2", "branch": "a\nb"}
+
+
+@pytest.mark.parametrize("environ", [{}, {"GITLAB_CI": "true"}])
+def test_a_stage_adds_to_what_earlier_ones_said(tmp_path: Path, environ: dict[str, str]) -> None:
+    plan = host_of(environ, tmp_path)
+    plan.summary("# Plan")
+    plan.output("targets", "3")
+    forge = host_of(environ | {GOES_ON: "1"}, tmp_path)
+    forge.summary("# Forged")
+    forge.output("forged", "2")
+    assert (tmp_path / "summary.md").read_text() == "# Plan\n\n# Forged\n"
+    assert json.loads((tmp_path / "outputs.json").read_text()) == {"targets": "3", "forged": "2"}
+    if environ:
+        assert (tmp_path / DOTENV).read_text() == "CUDAFORGE_TARGETS=3\nCUDAFORGE_FORGED=2\n"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "\udcff"])
+def test_what_earlier_stages_left_may_be_anything(tmp_path: Path, text: str) -> None:
+    (tmp_path / "outputs.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    host = host_of({GOES_ON: "1"}, tmp_path)
+    host.output("forged", "2")
+    assert json.loads((tmp_path / "outputs.json").read_text()) == {"forged": "2"}
 
 
 def remarks(folder: Path, *annotations: Annotation) -> list[dict[str, Any]]:
