@@ -1,6 +1,7 @@
 """JSON over HTTP with a token, as GitHub and GitLab want it: patient with limits, and silent about the token.
 
-On `requests`, for proxies and CA bundles from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``).
+On `requests`, for proxies and trusted certificates from the environment (``HTTPS_PROXY``, ``NO_PROXY``,
+``REQUESTS_CA_BUNDLE``, ``SSL_CERT_FILE``).
 The token is in one header of requests to one origin: in no URL, no message, no record, no exception (whose ``request``
 would hold it: none of `requests`' is chained to ours), and no redirect carries it to another host.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -101,10 +103,11 @@ def _told(error: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Silence:
-    """No answer. ``unsure``: the request may have reached the service."""
+    """No answer. ``unsure``: the request may have reached the service. ``final``: the next one would fail as well."""
 
     reason: str
-    unsure: bool
+    unsure: bool = False
+    final: bool = False
 
 
 #: How long to wait before asking again, given an answer, the number of attempts so far and the time; None: do not.
@@ -137,6 +140,8 @@ class Client:
         self._pause, self._sleep, self._clock = pause, sleep, clock
         self._patience_s = patience_s
         self._session = requests.Session()
+        # As Python's own clients and curl know it; the two variables of `requests` go before.
+        self._session.verify = os.environ.get("SSL_CERT_FILE") or True
 
     def __repr__(self) -> str:
         return f"Client({self.api_url!r})"
@@ -214,15 +219,19 @@ class Client:
                 allow_redirects=False,
             )
         except requests.exceptions.ConnectTimeout:
-            return _Silence("no connection in time", unsure=False)
+            return _Silence("no connection in time")
         except requests.exceptions.Timeout:
             return _Silence("no answer in time", unsure=True)
         except requests.exceptions.SSLError:
-            return _Silence("its certificate is not trusted (REQUESTS_CA_BUNDLE names others)", unsure=False)
+            text = "its certificate is not trusted (REQUESTS_CA_BUNDLE or SSL_CERT_FILE names a file of those that are)"
+            return _Silence(text, final=True)
         except requests.exceptions.ProxyError:
-            return _Silence("the proxy refused the connection", unsure=False)
+            return _Silence("the proxy refused the connection")
         except requests.exceptions.RequestException as error:
-            return _Silence(f"the connection failed ({type(error).__name__})", unsure=not _refused(error))
+            name = type(error).__name__
+            # What is wrong with the request itself is a ValueError as well.
+            final = isinstance(error, ValueError)
+            return _Silence(f"the connection failed ({name})", unsure=not final and not _refused(error), final=final)
         return self._answer(response)
 
     def _answer(self, response: requests.Response) -> Answer:
@@ -240,6 +249,8 @@ class Client:
     # -- again, or not -------------------------------------------------------------------------------------------------
 
     def _wait_s(self, answer: Answer | _Silence, attempt: int, pause: Pause | None) -> float | None:
+        if isinstance(answer, _Silence) and answer.final:
+            return None
         if isinstance(answer, _Silence) or answer.status >= 500:
             named = None if isinstance(answer, _Silence) else seconds(answer.headers.get("retry-after", ""))
             return named if named is not None else float(2 ** (attempt - 1))

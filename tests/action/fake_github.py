@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -798,14 +799,16 @@ def _encoded(body: Any) -> bytes:
 
 
 @contextmanager
-def serving(connection: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def serving(connection: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """An address at which ``connection`` answers until the block ends."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), connection)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
@@ -814,9 +817,14 @@ def serving(connection: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextmanager
 def fake_github(
-    folder: Path, *, repository: str = "octo/kernels", enterprise: bool = False, private: bool = False
+    folder: Path,
+    *,
+    repository: str = "octo/kernels",
+    enterprise: bool = False,
+    private: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[FakeGitHub]:
     """A GitHub whose repositories lie below ``folder``; an Enterprise server has its API at ``/api/v3``."""
     hub = FakeGitHub(folder / "hub", repository, "/api/v3" if enterprise else "", private)
-    with serving(type("Connection", (_Connection,), {"hub": hub})) as hub.url:
+    with serving(type("Connection", (_Connection,), {"hub": hub}), tls) as hub.url:
         yield hub

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import traceback
@@ -270,6 +272,50 @@ def test_a_connection_that_fails_leaves_no_exception_with_the_request_in_it() ->
     # Refused at once: nothing can have happened, and asking again is safe.
     assert len(clock.waits) == 5 and not caught.value.unsure
     assert caught.value.__context__ is None
+
+
+def test_a_proxy_of_the_runner_is_asked(hub: FakeGitHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", hub.url)
+    # A host that only the proxy knows.
+    api = GitHub("http://ghe.invalid/api/v3", TOKEN, "octo/kernels", sleep=lambda wait_s: None)
+    assert api.get("")["full_name"] == "octo/kernels"
+    assert hub.requests[0].headers["host"] == "ghe.invalid"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate and its key in one file, for this host, of nobody that is trusted."""
+    folder = tmp_path_factory.mktemp("tls")
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl, to make a certificate")
+    kind = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=ghe"
+    files = "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out crt.pem"
+    subprocess.run(["openssl", "req", *kind.split(), *files.split()], cwd=folder, check=True, capture_output=True)
+    both = folder / "both.pem"
+    both.write_text((folder / "crt.pem").read_text() + (folder / "key.pem").read_text())
+    return both
+
+
+@pytest.mark.parametrize("variable", ["", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_an_enterprise_servers_certificate(
+    tmp_path: Path, certificate: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, str(certificate))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    clock = Clock()
+    with fake_github(tmp_path, enterprise=True, tls=tls) as hub:
+        if variable:
+            assert client(hub, clock).get("")["full_name"] == "octo/kernels"
+        else:
+            with pytest.raises(ApiError, match="its certificate is not trusted"):
+                client(hub, clock).get("")
+            assert clock.waits == [] and hub.requests == []
 
 
 @pytest.mark.parametrize("token", ["a b", "a\nb", "a\r\nX-Evil: 1", "é", "\x00"])
