@@ -91,17 +91,24 @@ def run(inputs: Inputs, host: Host) -> int:
 def _url(inputs: Inputs, context: Context) -> str:
     if context.server_url and context.repository:
         return f"{context.server_url}/{context.repository}.git"
-    from git import GitCommandError
+    if url := _asked(inputs, "remote", "get-url", "--push", "origin"):
+        return url
+    raise UsageError(
+        "there is no repository to publish to",
+        expected="a CI service that names one, or a checkout with a remote called origin",
+        remedy="run inside a clone: git remote add origin URL",
+    )
+
+
+def _asked(inputs: Inputs, *question: str) -> str:
+    """What git says of the checkout, "" where it says nothing."""
+    from git import CommandError
     from git.cmd import Git
 
     try:
-        return str(Git(str(inputs.working_directory)).remote("get-url", "--push", "origin"))
-    except GitCommandError:
-        raise UsageError(
-            "there is no repository to publish to",
-            expected="a CI service that names one, or a checkout with a remote called origin",
-            remedy="run inside a clone: git remote add origin URL",
-        ) from None
+        return str(Git(os.path.abspath(inputs.working_directory)).execute(["git", *question]))
+    except (CommandError, OSError):
+        return ""
 
 
 def _token(inputs: Inputs, context: Context) -> str:
@@ -120,6 +127,8 @@ def _base_ref(inputs: Inputs, context: Context) -> str:
     ref = context.ref.removeprefix("refs/heads/")
     on_branch = ref if context.ref and not ref.startswith("refs/") else ""
     found = given or context.base_ref or on_branch or context.default_branch
+    if not found and context.host == "plain":
+        found = _asked(inputs, "symbolic-ref", "--short", "--quiet", "HEAD")
     if not found:
         raise UsageError("the base branch cannot be told", expected="the input base", remedy="name one: base: main")
     return found
