@@ -199,6 +199,7 @@ def _keep(trace: Trace, target: Target, store: TargetStore, folder: Path, found:
     if trace.hardware is not None and not found.machine:
         found.machine = machine.describe(trace.hardware).text
     if (kernel := _kernel(trace, target)) is not None:
+        kernel = _with_provenance(kernel, trace, store)
         found.kernels = (*found.kernels, kernel)
         found.traces[kernel.trace] = _without_paths(trace)
         _keep_profile(store, trace, folder / PROFILES / f"{target.slug}-{trace.language}.ncu-rep", found)
@@ -233,6 +234,16 @@ def _kernel(trace: Trace, target: Target) -> ForgedKernel | None:
     kernel = ForgedKernel(target.id, target.digest, trace.language, entry.candidate.digest, name)
     candidate_of(kernel, trace)
     return kernel
+
+
+def _with_provenance(kernel: ForgedKernel, trace: Trace, store: TargetStore) -> ForgedKernel:
+    """Who was asked, and the digests of what they were asked, as far as the run directory still says."""
+    try:
+        replies = [reply for entry in trace.rounds for reply in store.round(entry.number).replies().values()]
+    except ForgeError:
+        return kernel
+    models = tuple(dict.fromkeys(reply.model for reply in replies if reply.model))
+    return dataclasses.replace(kernel, models=models, prompts=tuple(reply.prompt_digest for reply in replies))
 
 
 def _without_paths(trace: Trace) -> Trace:
