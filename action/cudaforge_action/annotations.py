@@ -17,8 +17,9 @@ from pytest_cudaforge.report.guarded import record_text, shown
 __all__ = ["MOST_OF_A_LEVEL", "Places", "limited", "remarks"]
 
 Level = Literal["error", "warning", "notice"]
-#: A step shows ten of each level (https://docs.github.com/actions/reference/limits, and the runner drops the others).
-MOST_OF_A_LEVEL: Final = 10
+#: A step shows ten of each level (https://docs.github.com/actions/reference/limits) and drops the others: one is left
+#: for what the step itself may have to say.
+MOST_OF_A_LEVEL: Final = 9
 _LONGEST_MESSAGE = 3_000
 _TITLES: Final = {
     "failed": "Forged kernel is wrong",
@@ -85,6 +86,12 @@ def remarks(result: GuardResult, places: Places) -> tuple[Annotation, ...]:
     if report is None:
         return tuple(found)
     found += [_remark(record, report, places) for record in shown(report) if _is_worth_a_remark(record)]
+    if left := sum(one.count for one in result.run.unchecked):
+        # A green run that looked at nothing must not look like one that found nothing.
+        level: Level = "notice" if left < len(shown(report)) else "warning"
+        reasons = "\n".join(f"{one.count or 'others'}: {one.why}" for one in result.run.unchecked)
+        title = f"{left} not checked" if level == "notice" else "Nothing was checked"
+        found.append(Annotation(level, title, plain(reasons)[:_LONGEST_MESSAGE]))
     if report.removed:
         message = "gone since the merge base, and guarded no more: " + ", ".join(report.removed)
         found.append(Annotation("warning", "Removed kernels", plain(message)[:_LONGEST_MESSAGE]))

@@ -286,7 +286,7 @@ def tell(result: GuardResult, inputs: Inputs, host: Host, start: Path, folder: P
     seconds = (*result.run.seconds, ("telling", round(dict(watch.seconds)["telling"], 1)))
     result = replace(result, run=replace(result.run, seconds=seconds))
     guard_result.write_run(folder, result.run)
-    host.notice(f"guard: {telling.headline(result)} ({telling.times(result)})")
+    print(f"guard: {telling.headline(result)} ({telling.times(result)})", flush=True)
 
 
 def _outputs(result: GuardResult, host: Host, shown: Path, folder: Path) -> None:

@@ -6,6 +6,7 @@ pull request and commit are those of this job's own event, and all else is text 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,10 +78,16 @@ class _Report:
         elif not self.inputs.token:
             self.host.warning("without the input token (github.token would do) there is neither comment nor status")
         else:
-            if self.inputs.comment != "off" and context.number is not None:
+            if self.inputs.comment != "off" and (context.number is not None or context.event == "workflow_run"):
                 yield "the comment", self._comment
-            if context.host == "github" and context.head_sha and self.inputs.status_context:
+            if context.host == "github" and self._sha and self.inputs.status_context:
                 yield "the status", self._status
+
+    @property
+    def _sha(self) -> str:
+        """The commit that was guarded; "" where the event does not tell (a comment's is the default branch's)."""
+        context = self.host.context
+        return "" if context.event == "issue_comment" else context.head_sha
 
     def _print(self) -> None:
         with self.host.quoting():
@@ -90,23 +97,38 @@ class _Report:
     # -- the comment ---------------------------------------------------------------------------------------------------
 
     def _comment(self) -> None:
-        if self._is_outdated():
+        number = self._number()
+        if number is None:
+            self.host.notice("the comment: no open pull request has this commit as its head")
+            return
+        if self._is_outdated(number):
             self.host.notice("the pull request has a newer commit: its comment is left to that one's run")
             return
         news = telling.is_news(self.result, self.inputs.comment)
-        written = keep_one(self._comments(), self._text(), news=news)
+        written = keep_one(self._comments(number), self._text(), news=news)
         told = {"none": "nothing to tell, so that none was written", "unchanged": "it says so already"}
         self.host.notice(f"the comment: {told.get(written.operation, written.operation)}")
         if written.url:
             self.host.output("comment-url", written.url)
 
-    def _comments(self) -> Comments:
+    def _number(self) -> int | None:
+        """Of the pull request; a ``workflow_run`` is not told that of a head in a fork, which is looked for."""
         context = self.host.context
-        assert context.number is not None
+        if context.number is not None or not self._sha:
+            return context.number
+        listed = self._api().paginate("pulls", state="open", sort="updated", direction="desc")
+        for pull in itertools.islice(listed, 1_000):
+            head = pull.get("head") if isinstance(pull, dict) else None
+            if isinstance(head, dict) and head.get("sha") == self._sha:
+                return int(pull["number"])
+        return None
+
+    def _comments(self, number: int) -> Comments:
+        context = self.host.context
         if context.host == "gitlab":
             notes = MergeRequestNotes(context, self.inputs.token, sleep=self.sleep, patience_s=PATIENCE_S)
             return MergeRequestComments(notes, self._marker)
-        return PullRequestComments(self._api(), context.number, self._marker)
+        return PullRequestComments(self._api(), number, self._marker)
 
     def _text(self) -> str:
         folder = self.inputs.working_directory.as_posix()
@@ -126,22 +148,21 @@ class _Report:
         folder = self.inputs.working_directory.as_posix()
         return marker(self.host.context.workflow, folder, self.inputs.status_context)
 
-    def _is_outdated(self) -> bool:
+    def _is_outdated(self, number: int) -> bool:
         """Was the pull request's head pushed anew while this run went on?"""
-        context = self.host.context
-        if context.host != "github" or not context.head_sha:
+        if self.host.context.host != "github" or not self._sha:
             return False
-        pull = self._api().get(f"pulls/{context.number}")
+        pull = self._api().get(f"pulls/{number}")
         head = pull.get("head") if isinstance(pull, dict) else None
         sha = head.get("sha") if isinstance(head, dict) else None
-        return bool(sha) and sha != context.head_sha
+        return bool(sha) and sha != self._sha
 
     # -- the status ----------------------------------------------------------------------------------------------------
 
     def _status(self) -> None:
         context, name = self.host.context, self.inputs.status_context
         state, told = state_of(self.result), telling.headline(self.result)
-        said = posted(self._api(), context.head_sha, state, name, told, context.run_url)
+        said = posted(self._api(), self._sha, state, name, told, context.run_url)
         self.host.notice(f"the status {name}: {'posted' if said else 'it says so already'}")
 
     def _api(self) -> GitHub:

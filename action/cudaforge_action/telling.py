@@ -17,7 +17,7 @@ from pytest_cudaforge.report.escaping import one_line, plain
 from pytest_cudaforge.report.guarded import changes_of, fitting, markdown
 from pytest_cudaforge.report.markdown import escape, fence
 
-__all__ = ["COMMENT_BYTES", "SUMMARY_BYTES", "comment", "headline", "is_news", "summary", "times"]
+__all__ = ["COMMENT_BYTES", "SUMMARY_BYTES", "comment", "headline", "is_news", "sign", "summary", "times"]
 
 #: GitHub drops a step's summary above 1 MiB whole (https://docs.github.com/actions/reference/limits), and refuses a
 #: comment above 65 536 characters. Bytes are counted, which are never fewer than characters.
@@ -52,9 +52,15 @@ def headline(result: GuardResult) -> str:
     return "; ".join(filter(None, (wrong.get(result.outcome, ""), found))) or "nothing to guard"
 
 
+def sign(result: GuardResult) -> str:
+    """Green only where something was checked, or where there was nothing to check."""
+    blind = result.outcome == "pass" and result.count("skipped", "cancelled") and not result.count("pass")
+    return "⚠️" if blind else _SIGNS[result.outcome]
+
+
 def summary(result: GuardResult, *, limit_bytes: int = SUMMARY_BYTES) -> str:
     """The step's summary: what was found, what was not checked, where time went."""
-    top = [f"## {_SIGNS[result.outcome]} Forged kernels: {headline(result)}", "", *_problem(result), *_missed(result)]
+    top = [f"## {sign(result)} Forged kernels: {headline(result)}", "", *_problem(result), *_missed(result)]
     seconds = times(result)
     bottom = [f"<sub>{escape('Time: ' + seconds)}</sub>"] if seconds else []
     return _page(top, result, bottom, limit_bytes)
@@ -63,7 +69,7 @@ def summary(result: GuardResult, *, limit_bytes: int = SUMMARY_BYTES) -> str:
 def comment(result: GuardResult, *, marker: str, title: str, sha: str, run_url: str) -> str:
     """The comment, below :data:`COMMENT_BYTES`. ``marker``: its first line, which a reader does not see. ``sha`` and
     ``run_url`` are the reporting job's own. Its last line is all that differs between two runs that found the same."""
-    top = [marker, f"### {_SIGNS[result.outcome]} {escape(title)}: {headline(result)}", ""]
+    top = [marker, f"### {sign(result)} {escape(title)}: {headline(result)}", ""]
     top += [f"At {sha[:12]}.", ""] if sha else []
     link = f"[The run]({run_url}) has the whole report. " if run_url.isprintable() and ")" not in run_url else ""
     bottom = [f"<sub>{link}Guarded by pytest-cudaforge.</sub>"]

@@ -61,11 +61,14 @@ def test_levels_and_what_is_worth_a_remark(repo: Path) -> None:
         ("error", "Slower than before", "pkg/layers.py"),
         ("warning", "Could not be decided", ""),
         ("notice", "Not checked", ""),
+        ("notice", "2 not checked", ""),
         ("warning", "Removed kernels", ""),
         ("notice", "The guard goes by the merge base", "cudaforge.yaml"),
         ("notice", "Changed beside the kernels", ""),
     ]
     assert "layers.py::Slow [default]" in found[1].title and "25.0 % slower" in found[1].message
+    (blind,) = remarks(result(ABSENT), Places(repo, repo))
+    assert (blind.level, blind.title) == ("warning", "Nothing was checked") and "no GPU is here" in blind.message
     strict = remarks(result(ODD, strict=True, status=1), Places(repo, repo))
     assert [one.level for one in strict] == ["error"]
 
@@ -78,7 +81,7 @@ def test_an_error_is_the_first_remark(repo: Path) -> None:
 def test_ten_of_a_level_with_the_worst_and_how_many_more(repo: Path) -> None:
     told = made.hostile(100)
     shown = limited(remarks(told, Places(repo, repo)), "the summary")
-    assert [one.level for one in shown] == ["error"] * 10 + ["warning"] * 10
-    assert shown[0].title.startswith("Forged kernel is wrong") and shown[9].title == "and 41 more"
-    assert "see the summary" in shown[9].message and all(len(one.message) < 4_000 for one in shown)
+    assert [one.level for one in shown] == ["error"] * 9 + ["warning"] * 9 + ["notice"]
+    assert shown[0].title.startswith("Forged kernel is wrong") and shown[8].title == "and 42 more"
+    assert "see the summary" in shown[8].message and all(len(one.message) < 4_000 for one in shown)
     assert len(limited(remarks(result(WRONG, status=1), Places(repo, repo)), "x")) == 1

@@ -175,6 +175,26 @@ def test_a_fork_that_was_not_guarded_is_no_error(job: Run) -> None:
     assert job(result(SLOW, status=1), token=READER) == 0 and "workflow_run" in job.said
 
 
+def test_a_workflow_run_finds_the_pull_request_of_a_fork(job: Run) -> None:
+    made.write(job.folder / ".cudaforge/action/guard", result(WRONG, status=1))
+    told = {"head_sha": job.sha, "head_repository": {"full_name": "mallory/kernels"}, "pull_requests": []}
+    environ = job.hub.environ(job.folder / "step", "workflow_run", {"workflow_run": told})
+    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log))) == 0
+    assert len(job.bodies) == 1 and job.states[-1][0] == "failure"
+    environ = job.hub.environ(job.folder / "step", "workflow_run", {"workflow_run": told | {"head_sha": "b" * 40}})
+    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log))) == 0
+    assert "no open pull request" in job.said and len(job.bodies) == 1
+
+
+def test_a_comments_own_event_says_nothing_of_a_commit(job: Run) -> None:
+    made.write(job.folder / ".cudaforge/action/guard", result(WRONG, status=1))
+    issue = {"issue": {"number": job.pull.number, "pull_request": {}}}
+    environ = job.hub.environ(job.folder / "step", "issue_comment", issue)
+    before = len(job.hub.statuses)
+    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log))) == 0
+    assert len(job.bodies) == 1 and len(job.hub.statuses) == before
+
+
 # -- what a hostile machine left ---------------------------------------------------------------------------------------
 
 

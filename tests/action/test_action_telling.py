@@ -54,6 +54,10 @@ def test_the_worst_is_told_first_and_what_was_left_out_with_its_remedy() -> None
     assert "25.0 % slower" in text and "Time: 11.5 s: measuring 10.0 s" in text
 
 
+def test_green_is_for_what_was_looked_at() -> None:
+    assert [telling.sign(one) for one in (result(SAME, ABSENT), result(ABSENT), result())] == ["✅", "⚠️", "✅"]
+
+
 def test_an_error_is_told_in_its_own_words_and_cut_from_the_front() -> None:
     run = GuardRun(
         "error", 4, 4, error="x" * 20_000 + "\n```\nto do: fetch-depth: 0", unchecked=(Unchecked("all", "why"),)
