@@ -163,7 +163,7 @@ def base_of(
     """
     if ref not in remote.tips(ref):
         raise PublishError(
-            f"the base branch {ref!r} is not on {remote.url}",
+            f"the base branch {ref!r} is not on {remote.shown}",
             expected="a branch that pull requests can go into",
             remedy="name one with the input `base`",
         )

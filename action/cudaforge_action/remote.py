@@ -102,7 +102,9 @@ class Remote:
         self.scratch = scratch
         self._git = git
         self._tips: dict[str, str] = {}
-        self._secrets = tuple(filter(None, (token, _basic(token) if token else "")))
+        # A person's remote may have a password in its address.
+        self._secrets = tuple(filter(None, (token, _basic(token) if token else "", _userinfo(url))))
+        self.shown = self._hidden(url)
         self._base = {
             **_QUIET,
             "GIT_DIR": str(scratch / "git"),
@@ -145,16 +147,19 @@ class Remote:
     def _failed(self, arguments: Sequence[str], error: GitCommandError) -> PublishError:
         """What git said, without anything that is secret. The original is not chained: it knows the environment."""
         told = re.sub(r"^\s*stderr: '?", "", str(error.stderr or "")).strip().rstrip("'")
-        for secret in self._secrets:
-            told = told.replace(secret, "***")
-        shown = " ".join(told.split())[:600] or f"exit status {error.status}"
+        shown = " ".join(self._hidden(told).split())[:600] or f"exit status {error.status}"
         if arguments[0] == "push" and _LEASE.search(told):
             return LeaseLost(
                 f"the branch was changed by somebody else meanwhile, nothing was overwritten: {shown}",
                 expected="one run at a time that publishes to a branch",
                 remedy="run publish again, it starts from what is there now; a `concurrency:` group avoids this",
             )
-        return PublishError(f"git {arguments[0]} {self.url}: {shown}", expected=_EXPECTED.get(arguments[0], ""))
+        return PublishError(f"git {arguments[0]} {self.shown}: {shown}", expected=_EXPECTED.get(arguments[0], ""))
+
+    def _hidden(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
@@ -295,6 +300,11 @@ def _leaf_after(facts: str) -> Leaf | None:
 
 def _basic(token: str) -> str:
     return base64.b64encode(f"x-access-token:{token}".encode()).decode("ascii")
+
+
+def _userinfo(url: str) -> str:
+    found = re.match(r"[a-z+]+://([^/@]+)@", url)
+    return found.group(1) if found is not None and ":" in found.group(1) else ""
 
 
 def _header(url: str, token: str) -> tuple[tuple[str, str], ...]:

@@ -91,6 +91,12 @@ def test_a_wrong_token_is_said_at_once_and_never_shown(hub: FakeGitHub, token: s
     assert not token or token not in str(told.value)
 
 
+def test_a_password_in_an_address_is_not_shown() -> None:
+    with opened("http://ada:s3cret@127.0.0.1:9/o/r.git") as remote, pytest.raises(PublishError) as told:
+        remote.tips("main")
+    assert "s3cret" not in str(told.value) and "http://***@127.0.0.1" in str(told.value)
+
+
 def test_the_token_is_in_no_argument_file_or_line(tmp_path: Path) -> None:
     """A publish as a process, with a git that writes down how it is called and what its environment holds."""
     record, real = tmp_path / "calls", subprocess.check_output(["which", "git"], text=True).strip()
