@@ -97,10 +97,19 @@ def test_statuses_of_a_commit(hub: FakeGitHub) -> None:
     assert "too long" in refused(hub, f"statuses/{sha}", {"state": "success", "description": "x" * 141})
 
 
-@pytest.mark.parametrize("path", ["pulls", "issues/1/comments", "issues/1/labels", "statuses/0", "issues/1/assignees"])
-def test_a_token_that_reads_writes_nothing(hub: FakeGitHub, path: str) -> None:
-    assert refused(hub, path, PULL, READER) == f"403 {NOT_ACCESSIBLE}"
-    assert refused(hub, path, PULL, "ghs_unknown") == "401 Bad credentials"
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("pulls", PULL),
+        ("issues/1/comments", {"body": "x"}),
+        ("issues/1/labels", {"labels": ["x"]}),
+        ("issues/1/assignees", {"assignees": ["ada"]}),
+        (f"statuses/{'0' * 40}", {"state": "success"}),
+    ],
+)
+def test_a_token_that_reads_writes_nothing(hub: FakeGitHub, path: str, body: dict[str, object]) -> None:
+    assert refused(hub, path, body, READER) == f"403 {NOT_ACCESSIBLE}"
+    assert refused(hub, path, body, "ghs_unknown") == "401 Bad credentials"
     assert hub.writes == [f"POST /repos/octo/kernels/{path}"] * 2
 
 

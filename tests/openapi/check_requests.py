@@ -152,6 +152,9 @@ def unknown_parameters(told: dict[str, Any], exchange: Exchange) -> list[str]:
 def _relax(value: Any) -> None:
     if isinstance(value, dict) and isinstance(value.get("required"), list):
         del value["required"]
+    if isinstance(value, dict) and "oneOf" in value:
+        # What is not whole may be either.
+        value["anyOf"] = value.pop("oneOf")
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _relax(part)
 
