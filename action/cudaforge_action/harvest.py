@@ -101,15 +101,16 @@ def _kernels(
                 why = kernel.reason or (f"{verdict.status.value}: {verdict.reason}" if verdict is not None else "")
                 refused.append(Refused(kernel.target, kernel.language, why or "it was not verified"))
             else:
-                origin = origins.get((kernel.target, kernel.language, kernel.variant, kernel.digest))
+                origin = origins.get((kernel.target, kernel.language, kernel.digest))
                 kernels.append(kernel_of(shard, kernel, origin))
     return kernels, refused
 
 
-def _origins(forged: Forged | None) -> dict[tuple[str, str, str, str], Origin]:
+def _origins(forged: Forged | None) -> dict[tuple[str, str, str], Origin]:
+    """By target, language and digest: which workloads a kernel is for is known to who verified it alone."""
     if forged is None:
         return {}
     return {
-        (kernel.target, kernel.language, kernel.variant, kernel.digest): Origin(kernel, trace, forged.shard.machine)
+        (kernel.target, kernel.language, kernel.digest): Origin(kernel, trace, forged.shard.machine)
         for kernel, trace in forged.kernels
     }

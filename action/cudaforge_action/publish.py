@@ -33,6 +33,7 @@ from cudaforge_action.host import Host
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.merged import write_merged
 from cudaforge_action.plan import PLAN_FILE
+from cudaforge_action.project import project_at
 from cudaforge_action.pull_request import Opened, Wanted
 from cudaforge_action.records import Context
 from cudaforge_action.remote import Identity, Remote, opened
@@ -135,13 +136,14 @@ def _base_ref(inputs: Inputs, context: Context) -> str:
 
 
 def _prefix(inputs: Inputs) -> str:
-    """Where pytest is started, below the repo's top: known from the checkout, where there is one."""
+    """Where ids start (pytest's rootdir), below the repo's top: known from the checkout, where there is one."""
     folder = Path(os.path.abspath(inputs.working_directory))
     top = next((place for place in (folder, *folder.parents) if (place / ".git").exists()), None)
     if top is None:
         # Nothing is checked out; the input is where it would lie.
         return "" if inputs.working_directory.is_absolute() else inputs.working_directory.as_posix()
-    return folder.relative_to(top).as_posix()
+    root = project_at(folder, os.environ, inputs.paths).root if folder.is_dir() else folder
+    return (root if root.is_relative_to(top) else folder).relative_to(top).as_posix()
 
 
 # -- the branch --------------------------------------------------------------------------------------------------------
