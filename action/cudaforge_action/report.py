@@ -136,9 +136,7 @@ class _Report:
         if self.inputs.status_context != Inputs("report").status_context:
             title += f" ({self.inputs.status_context})"
         context = self.host.context
-        text = telling.comment(
-            self.result, marker=self._marker, title=title, sha=context.head_sha, run_url=context.run_url
-        )
+        text = telling.comment(self.result, marker=self._marker, title=title, sha=self._sha, run_url=context.run_url)
         # As it will be stored, or it would differ from what is there at every run.
         return inert(text) if context.host == "gitlab" else text
 

@@ -30,6 +30,10 @@ from guard_records import FASTER, SAME, SLOW, WRONG, result
 COMMENT = r"/issues/\d+/comments"
 
 
+def at_once(seconds: float) -> None:
+    """Whoever waits for a limit waits no time here."""
+
+
 @pytest.fixture(scope="module")
 def github(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGitHub]:
     with fake_github(tmp_path_factory.mktemp("github")) as hub:
@@ -58,7 +62,7 @@ class Run:
         host = GitHubHost(environ, Commands(self.log))
         self.hub.forget()
         given = replace(Inputs("report", token=token), **inputs)  # type: ignore[arg-type]
-        return report.run(given, host, sleep=lambda seconds: None)
+        return report.run(given, host, sleep=at_once)
 
     @property
     def bodies(self) -> list[str]:
@@ -179,10 +183,10 @@ def test_a_workflow_run_finds_the_pull_request_of_a_fork(job: Run) -> None:
     made.write(job.folder / ".cudaforge/action/guard", result(WRONG, status=1))
     told = {"head_sha": job.sha, "head_repository": {"full_name": "mallory/kernels"}, "pull_requests": []}
     environ = job.hub.environ(job.folder / "step", "workflow_run", {"workflow_run": told})
-    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log))) == 0
+    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log)), sleep=at_once) == 0
     assert len(job.bodies) == 1 and job.states[-1][0] == "failure"
     environ = job.hub.environ(job.folder / "step", "workflow_run", {"workflow_run": told | {"head_sha": "b" * 40}})
-    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log))) == 0
+    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log)), sleep=at_once) == 0
     assert "no open pull request" in job.said and len(job.bodies) == 1
 
 
@@ -191,7 +195,7 @@ def test_a_comments_own_event_says_nothing_of_a_commit(job: Run) -> None:
     issue = {"issue": {"number": job.pull.number, "pull_request": {}}}
     environ = job.hub.environ(job.folder / "step", "issue_comment", issue)
     before = len(job.hub.statuses)
-    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log))) == 0
+    assert report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log)), sleep=at_once) == 0
     assert len(job.bodies) == 1 and len(job.hub.statuses) == before
 
 
