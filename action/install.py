@@ -252,7 +252,8 @@ _VENV_REMEDY = "install python3-venv on the runner, or run actions/setup-python 
 
 def installer(found: dict[str, Any], python: str) -> list[str] | None:
     """The command that installs into ``python``: its own pip, another's, or uv. None where there is none."""
-    quiet = ["--disable-pip-version-check", "--quiet"]
+    # What it says of conflicts would be about torch and pytest, which the light modes do without.
+    quiet = ["--disable-pip-version-check", "--quiet", "--no-warn-conflicts"]
     if found["pip"] and found["executable"] == python:
         return [python, "-m", "pip", "install", *quiet]
     if found["pip"] and numbers(found["pip"]) >= [22, 3, 0]:

@@ -17,6 +17,7 @@ import yaml
 from composite import Composite, Ran
 from cudaforge_action.inputs import MODES, Inputs, read
 from cudaforge_action.outputs import OUTPUTS
+from publish_repo import layers
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "action" / "cudaforge_action"
@@ -321,3 +322,18 @@ def test_a_wrong_input_ends_as_one_clear_error(job: Composite) -> None:
     ran = job.run({"mode": "plan", "python": sys.executable, "max-shards": "300\n::set-output name=a::b"})
     assert not ran.ok and "max-shards" in errors(ran) and "256" in errors(ran)
     assert [command.name for command in ran.commands] == ["error"]
+
+
+def test_a_plan_s_outputs_and_its_artifact_arrive(job: Composite) -> None:
+    (job.workspace / "layers.py").write_text(layers("Norm"))
+    # Nothing of the checkout is imported, whatever it calls itself.
+    for name in ("yaml", "json", "cudaforge_action", "sitecustomize"):
+        (job.workspace / f"{name}.py").write_text("raise SystemExit('code of the checkout ran')\n")
+    ran = job.run({"mode": "plan", "python": sys.executable, "runners": "[{labels: [lab], device: cpu}]"})
+    assert ran.ok, ran.log
+    (row,) = json.loads(ran.outputs["matrix"])["include"]
+    assert row["runs-on"] == ["lab"] and json.loads(row["shard"])["targets"] == ["layers.py::Norm"]
+    assert (ran.outputs["shards"], ran.outputs["targets"]) == ("1", "1")
+    assert "layers.py" in ran.steps["measure"].summary
+    assert (job.artifacts / "cudaforge-plan" / "plan.json").is_file()
+    assert not any(TOKEN in value for step in ran.steps.values() for value in step.env.values())
