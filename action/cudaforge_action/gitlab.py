@@ -1,7 +1,8 @@
 """GitLab CI as a host: folded sections, a code quality report for remarks, a dotenv report for outputs.
 
 What becomes of the files in ``folder`` is said in ``.gitlab-ci.yml`` (``artifacts: reports: junit, codequality,
-dotenv``): https://docs.gitlab.com/ci/yaml/artifacts_reports/.
+dotenv``): https://docs.gitlab.com/ci/yaml/artifacts_reports/. A dotenv report sets any variable of the jobs that need
+this one: none should be taken from a job that runs code of others by a job that holds a token.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class GitLabHost(PlainHost):
         self.write(CODE_QUALITY, json.dumps(remarks, indent=1) + "\n")
 
     def output(self, name: str, value: str) -> None:
-        """As ``CUDAFORGE_<NAME>`` to the jobs that need this one."""
+        """As ``FORGE_<NAME>`` to the jobs that need this one (``CUDAFORGE_`` begins what pytest_cudaforge is set by)."""
         super().output(name, value)
         self._keep(name, value)
         self.write(DOTENV, _lines(self._dotenv))
 
     def _keep(self, name: str, value: str) -> None:
-        variable = "CUDAFORGE_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())
+        variable = "FORGE_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())
         if value.isascii() and value.isprintable() and len(value) <= _MAX_DOTENV_VALUE:
             wanted = self._dotenv | {variable: value.strip()}
             if len(wanted) <= _MAX_DOTENV_VALUES and len(_lines(wanted)) <= _MAX_DOTENV_BYTES:

@@ -56,7 +56,7 @@ def test_a_stage_adds_to_what_earlier_ones_said(tmp_path: Path, environ: dict[st
     assert (tmp_path / "summary.md").read_text() == "# Plan\n\n# Forged\n"
     assert json.loads((tmp_path / "outputs.json").read_text()) == {"targets": "3", "forged": "2"}
     if environ:
-        assert (tmp_path / DOTENV).read_text() == "CUDAFORGE_TARGETS=3\nCUDAFORGE_FORGED=2\n"
+        assert (tmp_path / DOTENV).read_text() == "FORGE_TARGETS=3\nFORGE_FORGED=2\n"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "\udcff"])
@@ -97,7 +97,7 @@ def test_gitlab_hands_on_what_a_dotenv_report_may_hold(tmp_path: Path) -> None:
     for number in range(40):
         host.output(f"n{number}", "1")
     lines = (tmp_path / DOTENV).read_text().splitlines()
-    assert lines[0] == "CUDAFORGE_PULL_REQUEST_URL=https://x.org/1"
+    assert lines[0] == "FORGE_PULL_REQUEST_URL=https://x.org/1"
     assert len(lines) == 20 and not any("evil" in line or "MATRIX" in line for line in lines)
     assert json.loads((tmp_path / "outputs.json").read_text())["sneaky"] == "a\nPATH=/tmp/evil"
 

@@ -107,3 +107,11 @@ def test_gitlab_s_jobs_run_modes_with_inputs_that_there_are() -> None:
         "report",
         "all",
     ]
+
+
+def test_gitlab_s_variables_are_no_settings_and_reach_no_job_with_a_token() -> None:
+    jobs = loaded(ROOT / "examples/workflows/gitlab-ci.yml")
+    text = yaml.safe_dump(jobs)
+    # pytest_cudaforge refuses a variable of its prefix that it does not know.
+    assert set(re.findall(r"CUDAFORGE_\w+", text)) <= {"CUDAFORGE_TOKEN"}
+    assert "dotenv" not in text
