@@ -57,7 +57,7 @@ class GitLabHost(PlainHost):
         self.write(CODE_QUALITY, json.dumps(remarks, indent=1) + "\n")
 
     def output(self, name: str, value: str) -> None:
-        """As ``FORGE_<NAME>`` to the jobs that need this one (``CUDAFORGE_`` begins what pytest_cudaforge is set by)."""
+        """As ``FORGE_<NAME>`` to the jobs that need this one: ``CUDAFORGE_`` begins settings of pytest_cudaforge."""
         super().output(name, value)
         self._keep(name, value)
         self.write(DOTENV, _lines(self._dotenv))
