@@ -9,6 +9,7 @@ played with local folders. What this interpreter does not know is an error, neve
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import re
 import shutil
@@ -259,6 +260,12 @@ def read_variables(path: Path) -> dict[str, str]:
     return found
 
 
+@functools.lru_cache
+def loaded(text: str) -> Any:
+    """YAML; an action is run many times, and its file does not change meanwhile."""
+    return yaml.safe_load(text)
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +315,7 @@ class Composite:
 
     def run(self, inputs: Mapping[str, str] | None = None) -> Ran:
         """The whole action. Raises ExpressionError, and KeyError for an input that it does not declare."""
-        declared = yaml.safe_load((self.action / "action.yml").read_text("utf-8"))
+        declared = loaded((self.action / "action.yml").read_text("utf-8"))
         self._environ = dict(self.environ)
         self._path: list[str] = []
         expressions = Expressions(

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from composite import Composite, Ran
+from composite import Composite, Ran, loaded
 from cudaforge_action.inputs import MODES, Inputs, read
 from cudaforge_action.outputs import OUTPUTS
 from publish_repo import layers
@@ -55,7 +54,7 @@ def on_event(job: Composite, name: str, event: Mapping[str, Any]) -> Composite:
 
 
 def declared() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+    return loaded((ROOT / "action.yml").read_text("utf-8"))
 
 
 def kebab(name: str) -> str:
@@ -254,7 +253,7 @@ def test_hostile_texts_reach_no_shell(spied: Composite, tmp_path: Path, shift: i
     texts = [text.format(flag=tmp_path / "flag") for text in HOSTILE]
     free = [name for name in declared()["inputs"] if name not in (*NAMES, "branch-suffix", "status-context")]
     wanted = {name: texts[(place + 3 * shift) % len(texts)] for place, name in enumerate(free)}
-    for mode in ("publish", "plan"):
+    for mode in ("publish", "plan")[: 2 - shift % 2]:
         ran = spied.run({**wanted, "mode": mode, "python": str(tmp_path / "python")})
         assert ran.ok, ran.log
         assert not (tmp_path / "flag").exists() and ran.commands == []
