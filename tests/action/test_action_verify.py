@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import shard_records
-from cudaforge_action import verify
+from cudaforge_action import verification, verify
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import ForgedKernel, Shard, VerifiedShard
@@ -50,6 +50,14 @@ def verified(**more: object) -> tuple[int, VerifiedShard, Mapping[str, str]]:
     return status, read_verified(PLACE / "verified/01-cpu").shard, json.loads((PLACE / "outputs.json").read_text())
 
 
+def judged(*options: str) -> VerifiedShard:
+    """What the process that verifies does, in this one."""
+    (PLACE / "verified/01-cpu").mkdir(parents=True, exist_ok=True)
+    folders = [str(PLACE / "forged/01-cpu"), str(PLACE / "verified/01-cpu"), "."]
+    assert verification.main([*folders, *options]) == 0
+    return read_verified(PLACE / "verified/01-cpu").shard
+
+
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "INPUT_TOKEN", "GITHUB_TOKEN", "GH_TOKEN", "MY_SERVICE_PASSWORD"])
 def test_a_job_with_a_secret_verifies_nothing(target: Target, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     shard_records.forged(PLACE / "forged/01-cpu", [target])
@@ -59,11 +67,15 @@ def test_a_job_with_a_secret_verifies_nothing(target: Target, monkeypatch: pytes
     assert "not-to-be-shown" not in str(caught.value) and not (PLACE / "verified").exists()
 
 
-def test_gitlabs_own_tokens_are_no_reason(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_shards_without_a_name_beside_gitlabs_own_tokens(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI_JOB_TOKEN", "in every job")
     monkeypatch.setenv("CI_REGISTRY_PASSWORD", "in every job")
-    shard_records.forged(PLACE / "forged/01-cpu", [])
-    assert verified()[0] == 0
+    for name in ("01-cpu", "02-cpu"):
+        shard_records.forged(PLACE / "forged" / name, [dataclasses.replace(target, digest="0" * 64)])
+    status, shard, outputs = verified(shard=None)
+    assert status == 0 and outputs["verified"] == "0" and shard.kernels[0].entry is None
+    assert sorted(path.name for path in (PLACE / "verified").iterdir()) == ["01-cpu", "02-cpu"]
+    assert "has changed" in (PLACE / "summary.md").read_text()
 
 
 def test_a_lost_shard_is_an_error_with_a_shard_named(target: Target) -> None:
@@ -73,11 +85,8 @@ def test_a_lost_shard_is_an_error_with_a_shard_named(target: Target) -> None:
 
 def test_a_target_that_changed_is_not_verified(target: Target) -> None:
     shard_records.forged(PLACE / "forged/01-cpu", [dataclasses.replace(target, digest="0" * 64)])
-    status, shard, outputs = verified()
-    (kernel,) = shard.kernels
-    assert status == 0 and outputs["verified"] == "0"
+    (kernel,) = judged().kernels
     assert (kernel.evaluation, kernel.entry) == (None, None) and "has changed" in kernel.reason
-    assert "has changed" in (PLACE / "summary.md").read_text()
 
 
 @pytest.mark.parametrize("gone", ["the file", "the class", "the mark"])
@@ -90,7 +99,7 @@ def test_a_target_that_is_gone_is_not_verified(target: Target, gone: str) -> Non
         Path("layers.py").write_text(
             LAYERS.replace("scale", "other") if gone == "the class" else LAYERS.replace(mark, "")
         )
-    assert "gone from this checkout" in verified()[1].kernels[0].reason
+    assert "gone from this checkout" in judged().kernels[0].reason
 
 
 def cuda_shard(target: Target) -> None:
@@ -106,9 +115,8 @@ def cuda_shard(target: Target) -> None:
 def test_without_a_gpu_a_cuda_kernel_is_not_verified(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     cuda_shard(target)
-    status, shard, _ = verified()
-    assert status == 0 and "no GPU here" in shard.kernels[0].reason
-    assert "on cpu only" in verified(device="cpu")[1].kernels[0].reason
+    assert "no GPU here" in judged().kernels[0].reason
+    assert "on cpu only" in judged("--device=cpu").kernels[0].reason
 
 
 def test_a_folder_that_no_forge_job_leaves_is_an_error(target: Target) -> None:
@@ -124,13 +132,6 @@ def test_a_shard_of_another_name_is_an_error(target: Target) -> None:
     (PLACE / "forged/02-cpu").rename(PLACE / "forged/01-cpu")
     with pytest.raises(ShardError, match="02-cpu"):
         verified()
-
-
-def test_all_shards_without_a_name(target: Target) -> None:
-    for name in ("01-cpu", "02-cpu"):
-        shard_records.forged(PLACE / "forged" / name, [])
-    assert verified(shard=None)[0] == 0
-    assert sorted(path.name for path in (PLACE / "verified").iterdir()) == ["01-cpu", "02-cpu"]
 
 
 def test_a_process_that_dies_leaves_a_shard_that_says_so(target: Target) -> None:
