@@ -18,6 +18,7 @@ from typing import Any
 
 import guard_repo
 import pytest
+import yaml
 from cudaforge_action import guard
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.plain import PlainHost
@@ -86,6 +87,7 @@ def test_wrong_and_stale_kernels_end_on_their_targets_lines(repo: Repo, capfd: p
     assert f"layers.py:{line}: error: Forged kernel is wrong: layers.py::Tampered [default]" in said.err
     assert "notice: Not checked: layers.py::Stale" in said.err and "1 failed, 1 skipped" in said.out
     assert "differs from what was verified" in summary and "forge them again" in summary
+    assert "layers.py::Stale: source " in summary, "it is this change that made it stale"
     assert sorted(path.name for path in (OUTPUT / "guard").iterdir()) == [
         *("guard.json", "junit.xml", "report.html", "run.json")
     ]
@@ -258,6 +260,22 @@ def test_a_cancelled_job_ends_politely_and_then_less_so(tmp_path: Path, trap: st
     if presses == 2:
         job.send_signal(signal.SIGTERM)
     assert wanted in job.stdout.read() and job.wait() == 0
+
+
+def test_a_signal_to_the_steps_shell_reaches_the_job(tmp_path: Path) -> None:
+    waiting = program(tmp_path, "trap 'echo heard; exit 2' INT", "echo ready", "while :; do sleep 0.05; done")
+    action = yaml.safe_load((Path(__file__).parents[2] / "action.yml").read_text())
+    for step in (one for one in action["runs"]["steps"] if str(one.get("run", "")).endswith('/run.py"')):
+        (tmp_path / "script.sh").write_text(step["run"])
+        job = subprocess.Popen(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", tmp_path / "script.sh"],
+            env={"PATH": os.environ["PATH"], "PYTHON": waiting, "GITHUB_ACTION_PATH": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGINT)
+        assert job.stdout.read() == "heard\n" and job.wait() == 2, step["name"]
 
 
 def test_last_words_begin_with_pytests_own_error() -> None:
