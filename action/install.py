@@ -92,15 +92,14 @@ def main() -> int:
         text = "\n".join(
             [what, *(f"  {word}: {part}" for word, part in zip(("expected", "to do"), rest, strict=False))]
         )
-        title = escaped(f"pytest-cudaforge: {what}"[:200]).replace(":", "%3A").replace(",", "%2C")
-        print(f"::error title={title}::{escaped(text)}")
+        print(f"::error title=pytest-cudaforge::{escaped(text)}")
         return 2
     print(f"pytest-cudaforge: {python}, ready after {time.monotonic() - started:.1f} s")
     return 0
 
 
 def escaped(text: str) -> str:
-    """As the data of a workflow command; a property's text has two more letters that mean something."""
+    """As the data of a workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

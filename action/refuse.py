@@ -42,7 +42,7 @@ def main() -> int:
         reason = refuse_unsafe(github_context(os.environ), asked())  # type: ignore[arg-type]
         set_variable(os.environ, "GITHUB_OUTPUT", "run", "false" if reason else "true")
     except ForgeError as error:
-        commands.issue("error", str(error), title=f"pytest-cudaforge: {error.what[:200]}")
+        commands.issue("error", str(error), title="pytest-cudaforge")
         return 2
     if reason:
         commands.issue("notice", f"nothing was done: {reason}")

@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             host.mask(inputs.token)
         return _run(inputs, host_of(environ, inputs.output))
     except ForgeError as error:
-        show(host, error.what, str(error))
+        show(host, str(error))
     # The outermost frame: whatever is not foreseen must still end as one readable line and the status of an error.
     except Exception as error:  # noqa: BLE001
         with host.quoting():
             traceback.print_exc()
-        show(host, type(error).__name__, f"{type(error).__name__}: {error}\n  to do: please report this with the log")
+        show(host, f"{type(error).__name__}: {error}\n  to do: please report this with the log")
     return USAGE_EXIT
 
 
@@ -57,10 +57,9 @@ def _run(inputs: Inputs, host: Host) -> int:
     return mode.run(inputs, host)
 
 
-def show(host: Host, what: str, text: str) -> None:
-    """One error in the log and on the run's page; ``what`` becomes its title."""
-    title = what.splitlines()[0][:120] if what else "error"
-    host.annotate([Annotation("error", f"pytest-cudaforge: {title}", text)])
+def show(host: Host, text: str) -> None:
+    """One error in the log and on the run's page."""
+    host.annotate([Annotation("error", "pytest-cudaforge", text)])
 
 
 if __name__ == "__main__":

@@ -84,6 +84,6 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         for name, value in handover(read(environ, ())).items():
             host.output(name, value)
     except ForgeError as error:
-        show(host, error.what, str(error))
+        show(host, str(error))
         return 2
     return 0

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NoReturn, cast
 
 import yaml
 
+from cudaforge_action.descriptions import DESCRIPTIONS
 from cudaforge_action.records import Shard
 from pytest_cudaforge.errors import UsageError
 
@@ -150,13 +151,16 @@ def _from_command_line(argv: Sequence[str]) -> dict[str, str]:
     parser = _Parser(
         prog="cudaforge-ci",
         allow_abbrev=False,
+        usage="%(prog)s MODE [--input VALUE ...]",
         description="What the GitHub Action runs; the same on GitLab CI and on a plain machine.",
+        epilog="A token is read from CUDAFORGE_TOKEN.",
     )
     parser.add_argument("mode", nargs="?", metavar="MODE", help=" | ".join(MODES))
     for item in fields(Inputs):
         if item.name not in ("mode", "token"):
             once = "true" if item.name in _SWITCHES else None
-            parser.add_argument(_flag(item.name), nargs="?" if once else None, const=once, metavar="VALUE")
+            said = DESCRIPTIONS[item.name].replace("%", "%%")
+            parser.add_argument(_flag(item.name), nargs="?" if once else None, const=once, metavar="VALUE", help=said)
     return {name: value for name, value in vars(parser.parse_args(argv)).items() if value}
 
 

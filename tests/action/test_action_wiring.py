@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from composite import Composite, Ran, loaded
+from cudaforge_action.descriptions import DESCRIPTIONS
 from cudaforge_action.inputs import MODES, Inputs, read
 from cudaforge_action.outputs import OUTPUTS
 from publish_repo import layers
@@ -73,6 +74,13 @@ def test_defaults_of_action_yml_are_those_of_the_code() -> None:
         if item.name not in ("mode", "token"):
             assert item.default is not MISSING
     assert read(environ, ()) == plain
+
+
+def test_descriptions_of_action_yml_are_those_of_the_code() -> None:
+    said = {name.replace("-", "_"): spec["description"] for name, spec in declared()["inputs"].items()}
+    assert said == dict(DESCRIPTIONS)
+    outputs = {name: text for names in OUTPUTS.values() for name, text in names.items()}
+    assert set(outputs) == set(declared()["outputs"])
 
 
 def test_the_outputs_of_action_yml_are_those_of_the_code() -> None:
