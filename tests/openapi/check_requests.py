@@ -15,6 +15,7 @@ refused: that is no finding, everything else is. The exit status is 1 where ther
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 import socket
@@ -36,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "action"))
 
 from fake_github import serving
 
-DESCRIPTION = "node_modules/@octokit/openapi/generated/api.github.com.json"
+DESCRIPTIONS = "node_modules/@octokit/openapi/generated"
 START_S = 120
 
 
@@ -113,21 +114,21 @@ def answering(exchanges: list[Exchange]) -> Iterator[str]:
         yield url
 
 
-def description(folder: Path) -> Path:
-    """GitHub's description, in which no answer has to be whole, and no request may hold what is not described.
+def changed(folder: Path, told: dict[str, Any]) -> Path:
+    """A description in which no answer has to be whole, and no request may hold what is not described.
 
     GitHub ignores a misspelt field without a word.
     """
-    told = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    told = copy.deepcopy(told)
     _relax(told["components"])
     for path in told["paths"].values():
         for operation in path.values():
             if isinstance(operation, dict):
                 _relax(operation.get("responses", {}))
                 _close(operation.get("requestBody", {}))
-    changed = folder / "changed.json"
-    changed.write_text(json.dumps(told), "utf-8")
-    return changed
+    file = folder / "changed.json"
+    file.write_text(json.dumps(told), "utf-8")
+    return file
 
 
 def _close(body: dict[str, Any]) -> None:
@@ -160,12 +161,12 @@ def _relax(value: Any) -> None:
 
 
 @contextmanager
-def prism(folder: Path, upstream: str) -> Iterator[str]:
+def prism(folder: Path, described: Path, upstream: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     binary = folder / "node_modules/.bin/prism"
-    command = [str(binary), "proxy", "-p", str(port), "-m", "false", str(description(folder)), upstream]
+    command = [str(binary), "proxy", "-p", str(port), "-m", "false", str(described), upstream]
     with (folder / "prism.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             _wait(port, process)
@@ -212,10 +213,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the two npm packages are installed")
     parser.add_argument("recorded", type=Path, help="the file that FAKE_GITHUB_RECORD named")
+    parser.add_argument("--server", default="api.github.com", help="or ghes-3.17 and the like")
     given = parser.parse_args()
+    told = json.loads((given.folder / DESCRIPTIONS / f"{given.server}.json").read_text("utf-8"))
     exchanges = [one for one in recorded(given.recorded) if not one.injected]
-    with answering(exchanges) as upstream, prism(given.folder, upstream) as url:
-        findings = check(exchanges, url, json.loads((given.folder / DESCRIPTION).read_text("utf-8")))
+    described = changed(given.folder, told)
+    with answering(exchanges) as upstream, prism(given.folder, described, upstream) as url:
+        findings = check(exchanges, url, told)
     print(f"{len(exchanges)} exchanges at {len(findings.endpoints)} endpoints")
     for name, found in (
         ("requests that the fake took", findings.requests),
