@@ -199,6 +199,10 @@ def _report(folder: Path) -> tuple[GuardReport | None, str]:
 
 def _error(ended: Ended, report: GuardReport | None) -> str:
     """Why there is no answer, in pytest's own last words."""
+    if ended.cancelled:
+        return "the job was cancelled before the guard's end" + (
+            "; what it knew by then is told here" if report else ""
+        )
     if ended.status < 0:
         how = f"pytest was ended by signal {-ended.status}"
     else:

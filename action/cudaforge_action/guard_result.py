@@ -28,6 +28,7 @@ __all__ = [
     "RUN",
     "SEVERITY",
     "GuardResult",
+    "error_of",
     "exit_status",
     "judge",
     "read",

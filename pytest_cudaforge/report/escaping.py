@@ -20,11 +20,24 @@ _NOT_XML = re.compile("[\ufffe\uffff]")
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?")
 
 
+class _Shown(dict[int, "int | None"]):
+    """For ``str.translate``: a character as it is, None for one that is to go. Each is looked up once."""
+
+    def __missing__(self, code: int) -> int | None:
+        found = code if chr(code) in "\n\t" or unicodedata.category(chr(code)) not in _HIDDEN else None
+        if len(self) < 10_000:
+            self[code] = found
+        return found
+
+
+_SHOWN = _Shown()
+
+
 def plain(text: str) -> str:
     """Without terminal escapes and the characters that turn text around: what is shown is what is there."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in _HIDDEN)
+    return text.translate(_SHOWN)
 
 
 def marked(text: str) -> str:
