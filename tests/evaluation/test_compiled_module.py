@@ -1,4 +1,4 @@
-"""A configuration as a ModelNew. What its worker does with one is seen in tests/whole/test_whole_compiler_forging.py."""
+"""A configuration as a ModelNew. Its worker: tests/whole/test_whole_compiler_forging.py."""
 
 from __future__ import annotations
 

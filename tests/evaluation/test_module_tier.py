@@ -27,7 +27,6 @@ def lenient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
     settings = EvaluatorSettings(
         cache_dir=cache_with_ceilings(cache),
-        timing_budget_s=0.4,
         hang_limit_s=5.0,
         lock_dir=cache,
         allow=("kernel", "mixed", "library", "rewrite"),
@@ -41,7 +40,6 @@ def strict(lenient: Evaluator) -> Iterator[Evaluator]:
     """Own kernels only; on the same build cache."""
     settings = EvaluatorSettings(
         cache_dir=lenient.settings.cache_dir,
-        timing_budget_s=0.4,
         hang_limit_s=5.0,
         lock_dir=lenient.settings.cache_dir,
         allow=("kernel",),
@@ -59,12 +57,10 @@ def _evaluate(evaluator: Evaluator, repo: Path, candidate: Candidate, name: str 
 _NORM = "return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight"
 
 
-def test_a_rewrite_in_torch_passes_where_it_is_allowed_and_is_timed(lenient: Evaluator, repo: Path) -> None:
-    evaluation = lenient.evaluate(model(_NORM, NORM_INIT), find(repo, "::RMSNorm"))
+def test_a_rewrite_in_torch_passes_where_it_is_allowed(lenient: Evaluator, repo: Path) -> None:
+    evaluation = _evaluate(lenient, repo, model(_NORM, NORM_INIT))
     assert evaluation.status is Status.PASSED, evaluation.reason
     assert (evaluation.work, evaluation.language, evaluation.isolation.grade) == ("rewrite", "module", "B")
-    assert evaluation.timing is not None and evaluation.timing.clock == "supervisor"
-    assert 0 < evaluation.timing.workloads[0].candidate.median_ns < 1e9
 
 
 _RAW = '''
@@ -80,7 +76,7 @@ raw = load_inline(name="raw", cpp_sources=raw_source, functions=["twice_at"])
 
 
 def test_a_function_of_addresses_does_its_own_work(strict: Evaluator, repo: Path) -> None:
-    """The quick one of the extensions; others: tests/whole/test_whole_extensions.py."""
+    """The quick one of the extensions; others: tests/whole/test_whole_modules.py."""
     body = "y = torch.empty_like(x)\nraw.twice_at(x.data_ptr(), y.data_ptr(), x.numel())\nreturn y"
     evaluation = _evaluate(strict, repo, model(body, before=_RAW), "::twice")
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason

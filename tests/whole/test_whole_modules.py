@@ -1,8 +1,9 @@
-"""Modules whose extension is a real one of several functions: some 20 s of g++ and torch's headers, once for all."""
+"""Modules under the clock, and some whose extension is a real one of several functions: 20 s of g++, once for all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     """Own kernels only."""
     cache = cache_with_ceilings(tmp_path_factory.mktemp("cache"))
     settings = EvaluatorSettings(cache_dir=cache, hang_limit_s=5.0, lock_dir=cache, allow=("kernel",))
+    with Evaluator(settings) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def lenient(strict: Evaluator) -> Iterator[Evaluator]:
+    """Rewrites are allowed, too."""
+    settings = replace(strict.settings, allow=("kernel", "rewrite"), timing_budget_s=0.4)
     with Evaluator(settings) as opened:
         yield opened
 
@@ -55,3 +64,11 @@ def test_an_extension_may_be_built_in_the_first_call(strict: Evaluator, repo: Pa
     forward = "if 'ext' not in cached:\n    exec(TEXT, cached)\nreturn cached['ext'].twice(x)"
     evaluation = _evaluate(strict, repo, model(forward, before=late), "::twice")
     assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+def test_a_rewrite_in_torch_is_timed(lenient: Evaluator, repo: Path) -> None:
+    rewrite = "return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight"
+    evaluation = lenient.evaluate(model(rewrite, NORM_INIT), find(repo, "::RMSNorm"))
+    assert (evaluation.status, evaluation.work) == (Status.PASSED, "rewrite"), evaluation.reason
+    assert evaluation.timing is not None and evaluation.timing.clock == "supervisor"
+    assert 0 < evaluation.timing.workloads[0].candidate.median_ns < 1e9
