@@ -88,8 +88,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Base:
-    """What the branch is built on: a commit, its targets by id, its kernels, and where those lie (from the repo's top,
-    posix)."""
+    """What the branch is built on: a commit, those of its targets that are asked about by id, its kernels, and where
+    these lie (from the repo's top, posix)."""
 
     ref: str
     sha: str
@@ -157,9 +157,9 @@ def base_of(
 ) -> Base:
     """The base as the server has it. Its targets are found in its files' syntax; nothing of it is imported.
 
-    ``prefix``: where pytest is started, below the repo's top ("" for the top), with ``paths``. ``given``: files (from
-    rootdir) that are looked at whatever they are called. Raises :class:`PublishError` where there is no such branch, or
-    where its configuration or manifest cannot be read.
+    ``prefix``: where pytest is started, below the repo's top ("" for the top), with ``paths``. ``given``: the files
+    (from rootdir) whose targets are asked about. Raises :class:`PublishError` where there is no such branch, or where
+    its configuration or manifest cannot be read.
     """
     if ref not in remote.tips(ref):
         raise PublishError(
@@ -174,8 +174,8 @@ def base_of(
         top.mkdir()
         remote.check_out(sha, [path for path in remote.leaves(sha) if _tells(path)], top)
         project = _project(top, prefix, paths, environ or {})
-        looked_at = [project.root, *(project.root / path for path in given)]
-        found = discovery.discover(looked_at, project.root, no_recurse=project.no_recurse).targets
+        files = [project.root / path for path in given if ".." not in PurePosixPath(path).parts]
+        found = discovery.discover(files, project.root).targets
         forge_dir = _forge_dir(top, project)
     manifest = _manifest(remote, remote.leaves(sha, forge_dir), forge_dir, f"{ref}:")
     return Base(ref, sha, forge_dir, {target.id: target for target in found}, manifest)

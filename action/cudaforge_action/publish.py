@@ -161,8 +161,8 @@ def _to_branch(inputs: Inputs, context: Context, remote: Remote, found: Harvest)
     given = {kernel.entry.path for kernel in found.kernels}
     base = _base(inputs, remote, ref, given)
     branch = branch_of(remote, name, base)
-    if gone := {kernel.entry.path for kernel in branch.kernels if kernel.entry.target not in base.targets} - given:
-        base = _base(inputs, remote, ref, given | gone)
+    if others := {kernel.entry.path for kernel in branch.kernels} - given:
+        base = _base(inputs, remote, ref, given | others)
     plan = planned(base, branch, found.kernels)
     if branch.foreign:
         return _Result(base, branch, plan, Built("keep", branch.tip or ""), branch.tip or "", {})
