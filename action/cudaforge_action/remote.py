@@ -310,7 +310,13 @@ def _userinfo(url: str) -> str:
 def _header(url: str, token: str) -> tuple[tuple[str, str], ...]:
     # The whole URL is the narrowest key there is: no other repo, and no narrower setting of the machine wins over it.
     key = f"http.{url}.extraHeader"
-    return ((key, ""), (key, f"Authorization: Basic {_basic(token)}"), ("credential.helper", ""))
+    return (
+        (key, ""),
+        (key, f"Authorization: Basic {_basic(token)}"),
+        # Where the first request is sent elsewhere, git sends the next ones there with the header, whatever the host.
+        (f"http.{url}.followRedirects", "false"),
+        ("credential.helper", ""),
+    )
 
 
 def _configuration(settings: Sequence[tuple[str, str]]) -> dict[str, str]:

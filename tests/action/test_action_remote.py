@@ -8,12 +8,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from cudaforge_action.remote import Identity, Leaf, LeaseLost, opened
 from fake_git import git
-from fake_github import TOKEN, FakeGitHub, fake_github
+from fake_github import TOKEN, FakeGitHub, fake_github, serving
 from publish_repo import BRANCH, published_repo
 
 from pytest_cudaforge.errors import PublishError
@@ -46,6 +47,26 @@ def test_a_change_goes_round(hub: FakeGitHub, tmp_path: Path) -> None:
     assert hub.branches["new"] == sha
     assert git(hub.bare, "log", "-1", "--format=%an <%ae>", "new") == "bot <bot@example.org>"
     assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["c.py"]
+
+
+def test_a_redirect_does_not_take_the_token_to_another_host(hub: FakeGitHub, tmp_path: Path) -> None:
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", hub.url + self.path)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """The hub's log is what counts."""
+
+    hub.private = False
+    with serving(Elsewhere) as url:
+        with opened(f"{url}/octo/kernels.git", TOKEN) as remote, pytest.raises(PublishError, match="302"):
+            remote.fetch("main", 1)
+        assert hub.git_requests == []
+        # Without a token there is nothing to take.
+        with opened(f"{url}/octo/kernels.git") as remote:
+            assert remote.fetch("main", 1) == hub.branches["main"]
 
 
 def test_a_branch_that_others_moved_is_not_overwritten(hub: FakeGitHub) -> None:
