@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from cudaforge_action.remote import Identity, Leaf, LeaseLost, opened
 from fake_git import git
-from fake_github import TOKEN, unavailable
+from fake_github import TOKEN, Request, unavailable
 from publish_repo import BRANCH, Repo, layers, published_repo
 from shard_records import verified
 
@@ -135,6 +137,48 @@ def test_one_branch_for_each_set_of_targets_on_an_enterprise_server(tmp_path: Pa
         assert {pull.head for pull in repo.hub.open_pulls} == {f"{BRANCH}-one", f"{BRANCH}-two"}
         assert repo.entries(f"{BRANCH}-two") == ["layers.py::Shift"]
         assert git(repo.hub.bare, "log", "-1", "--format=%cn <%ae>", f"{BRANCH}-two") == "Ada <ada@example.org>"
+
+
+class Tripwire(list[Request]):
+    """A log of requests that ends a process before its ``last`` one is answered."""
+
+    def __init__(self, others: list[Request], last: int) -> None:
+        super().__init__()
+        self.others, self.last, self.process = others, last, 0
+
+    def append(self, request: Request) -> None:
+        super().append(request)
+        if self.process and len(self) + len(self.others) == self.last:
+            os.kill(self.process, signal.SIGKILL)
+
+
+def test_a_publish_that_is_killed_at_any_request_is_finished_by_the_next(tmp_path: Path) -> None:
+    """No second pull request, no half a commit, and nothing left to write afterwards."""
+    before, last = -1, 0
+    while before != 0:
+        last += 1
+        with published_repo(tmp_path / str(last), "Scale") as repo:
+            repo.jobs("Scale")
+            hub = repo.hub
+            hub.git_requests = Tripwire(hub.requests, last)
+            hub.requests = Tripwire(hub.git_requests, last)
+            command = [sys.executable, "-m", "cudaforge_action", "publish"]
+            environ = {**hub.environ(tmp_path / f"step-{last}"), "INPUT_TOKEN": TOKEN, "INPUT_LABELS": "forge"}
+            with subprocess.Popen(command, cwd=repo.folder, env=environ, stdout=subprocess.DEVNULL) as process:
+                hub.git_requests.process = hub.requests.process = process.pid
+                before = process.wait()
+            hub.git_requests.process = hub.requests.process = 0
+            assert before in (0, -signal.SIGKILL)
+            done = repo.publish(labels=("forge",))
+            assert done.outputs["operation"] in ("created", "updated", "none")
+            (pull,) = hub.pulls.values()
+            assert (pull.state, pull.labels, len(hub.statuses)) == ("open", ["forge"], 1)
+            assert git(hub.bare, "rev-list", "--count", f"main..{BRANCH}") == "1"
+            hub.requests.clear()
+            hub.pushes = 0
+            assert repo.publish(labels=("forge",)).outputs["operation"] == "none"
+            assert (hub.writes, hub.pushes) == ([], 0)
+    assert last > 9
 
 
 def test_a_plain_machine_pushes_to_the_origin_of_its_checkout(repo: Repo, tmp_path: Path) -> None:
