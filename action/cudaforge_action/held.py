@@ -42,8 +42,10 @@ def here(manifest: Path) -> tuple[Known, ...]:
 
 def proposed(forge_dir: Path, branch: str) -> Proposed:
     """The kernels on ``origin/<branch>``, as this clone has it; nothing is fetched."""
-    from git import GitCommandError, InvalidGitRepositoryError, NoSuchPathError, Repo
-
+    try:
+        from git import GitCommandError, InvalidGitRepositoryError, NoSuchPathError, Repo
+    except ImportError as error:  # GitPython raises it as well where there is no git program.
+        return Proposed(note=f"git cannot be used: {(str(error).splitlines() or [''])[0]}")
     ref = _REMOTE + branch
     try:
         with Repo(forge_dir.parent, search_parent_directories=True) as repo:
@@ -107,8 +109,10 @@ def _sources(entry: Entry, blob: Callable[[str], bytes | None]) -> dict[str, str
 
 def checked_out(root: Path) -> str:
     """The commit that is checked out, "" where git does not say."""
-    from git import GitCommandError, InvalidGitRepositoryError, NoSuchPathError, Repo
-
+    try:
+        from git import GitCommandError, InvalidGitRepositoryError, NoSuchPathError, Repo
+    except ImportError:
+        return ""
     try:
         with Repo(root, search_parent_directories=True) as repo:
             return str(repo.git.rev_parse("--verify", "--quiet", "HEAD^{commit}"))
