@@ -188,6 +188,7 @@ class GuardRun:
                 self._decide(self.base, grouped(selected), modules)
         except Terminated:
             # As after Ctrl-C: pytest ends its session, and what was decided is told.
+            self._conclude(began)
             pytest.exit("the guard was ended by SIGTERM", returncode=EXIT_STATUS)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from pytest_cudaforge.guard import Circumstances, Finding
 from pytest_cudaforge.guard_run import _doubted
-from pytest_cudaforge.guard_session import _outcome, _text, _uncompared, two_sittings
+from pytest_cudaforge.guard_session import _missing_toolchain, _outcome, _text, _uncompared, two_sittings
 from pytest_cudaforge.guarded import GuardRecord
+from pytest_cudaforge.languages import cpp
 from pytest_cudaforge.records import Race, Ratio
 
 SLOW = Finding("base", "a", "forward", "regression", Ratio(1.2, 1.1, 1.3), 1e4, text="20 % slower")
@@ -38,6 +41,13 @@ def test_only_what_is_suspected_is_measured_again() -> None:
     ]
     found, _ = sittings((SLOW, FINE), (replace(SLOW, outcome="pass"),))
     assert {one.workload: one.outcome for one in found} == {"a": "inconclusive", "b": "pass"}
+
+
+def test_only_the_machines_own_word_excuses_a_kernel_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _missing_toolchain("cpp") == _missing_toolchain("os:environ") == ""
+    cpp._compiler_version.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert "g++ is not on PATH" in _missing_toolchain("cpp")
 
 
 def test_an_unfit_runner_fails_nothing() -> None:

@@ -107,6 +107,10 @@ def test_failed_stale_and_absent_are_told_apart(pytester: pytest.Pytester, repo:
     data = json.loads((pytester.path.parent / "guard.json").read_text())
     outcomes = [record["outcome"] for record in data["guard"]["records"]]
     assert outcomes.count("failed") == 2 and data["guard"]["base_sha"] == repo.git("rev-parse", "main")
+    causes = {record["target"]: (record["cause"], len(record["changes"])) for record in data["guard"]["records"]}
+    # What this branch made stale says so.
+    assert causes["layers.py::Stale"] == ("stale", 1) and causes["layers.py::Elsewhere"] == ("absent", 0)
+    assert causes["layers.py::New"] == ("new", 0) and causes["layers.py::Tampered"] == ("", 0)
     assert "differs from what was verified" in (pytester.path.parent / "guard.html").read_text()
     junit = ElementTree.parse(pytester.path.parent / "junit.xml")
     found = [node.get("value") for node in junit.iter("property") if node.get("name") == "guard"]

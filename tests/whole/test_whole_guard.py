@@ -127,6 +127,7 @@ def test_sigterm_takes_the_worktree_along(tmp_path: Path) -> None:
     repo.git("checkout", "-q", "-b", "work")
     repo.write({"layers.py": "import time\n" + (repo.root / "layers.py").read_text() + "\ntime.sleep(300)\n"})
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--forge-guard", "--junit-xml=../junit.xml"]
+    argv.append("--forge-json=../guard.json")
     with subprocess.Popen(argv, cwd=repo.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         folders, children = _worktrees(repo), _children(process.pid)
         while (len(folders) < 2 or not children) and process.poll() is None:
@@ -140,6 +141,7 @@ def test_sigterm_takes_the_worktree_along(tmp_path: Path) -> None:
     assert not Path(folders[1]).parent.exists(), "and its files are gone"
     assert repo.git("status", "--porcelain") == "M layers.py"
     assert (tmp_path / "junit.xml").is_file(), "pytest ended its session"
+    assert json.loads((tmp_path / "guard.json").read_text())["guard"]["base_sha"], "and what was known is told"
     deadline = time.monotonic() + 10
     while children and time.monotonic() < deadline:
         children = [pid for pid in children if Path(f"/proc/{pid}").exists()]
