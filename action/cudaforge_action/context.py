@@ -114,10 +114,13 @@ def refuse_unsafe(context: Context, inputs: Inputs) -> str:
         )
     if not context.fork or inputs.mode not in RUNS_CODE or inputs.fork_heads == "run":
         return ""
+    where = "the head of this pull request lies in a fork"
+    if context.event == "issue_comment":
+        where = "a comment does not say whether its pull request's head lies in a fork"
     if inputs.fork_heads == "skip":
-        return "the head of this pull request lies in a fork, and fork-heads is skip"
+        return f"{where}, and fork-heads is skip"
     raise UsageError(
-        f"the head of this pull request lies in a fork: mode {inputs.mode} would run a stranger's code on this runner",
+        f"{where}: mode {inputs.mode} would run a stranger's code on this runner",
         expected="a head in this repository, or runners that are thrown away after each job",
         remedy="set fork-heads: skip to leave such runs out, or fork-heads: run where the runner is ephemeral",
     )

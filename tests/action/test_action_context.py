@@ -128,6 +128,8 @@ def test_code_of_a_fork_is_not_run_unless_told(mode: str) -> None:
     assert "fork" in refuse_unsafe(here(fork=True), Inputs(mode=mode, fork_heads="skip"))
     assert refuse_unsafe(here(fork=True), Inputs(mode=mode, fork_heads="run")) == ""
     assert refuse_unsafe(here(), Inputs(mode=mode)) == ""
+    with pytest.raises(UsageError, match="a comment does not say"):
+        refuse_unsafe(here("issue_comment", fork=True), Inputs(mode=mode))
 
 
 @pytest.mark.parametrize("mode", ["report", "plan", "publish"])
