@@ -494,7 +494,8 @@ def _create_pull(hub: FakeGitHub, request: Request, grant: Grant) -> Reply:
     if branch not in tips or owner not in ("", hub.owner) or hub.lag:
         hub.lag = max(0, hub.lag - 1)
         return invalid("PullRequest", "head")
-    if any((pull.head, pull.base) == (branch, body["base"]) for pull in hub.open_pulls):
+    ours = [pull for pull in hub.open_pulls if pull.head_repository == hub.repository]
+    if any((pull.head, pull.base) == (branch, body["base"]) for pull in ours):
         text = f"A pull request already exists for {hub.owner}:{branch}."
         return invalid("PullRequest", "", "custom", text)
     if not git(hub.bare, "rev-list", f"{tips[body['base']]}..{tips[branch]}"):
