@@ -137,12 +137,18 @@ def _options(inputs: Inputs, host: Host, start: Path, folder: Path) -> Iterator[
 
 
 def _base(inputs: Inputs, host: Host, start: Path) -> str:
-    """What to guard against, as git knows it here; "" where pytest finds it by itself."""
-    named = inputs.base or ("" if os.environ.get("GITHUB_BASE_REF") else host.context.base_ref)
-    if not named or _git(start, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{named}^{{commit}}"):
-        return named
-    # CI services check out one branch; the others are known as origin's.
-    return f"origin/{named}"
+    """What to guard against, as git knows it here; "" where pytest finds it by itself.
+
+    CI services check out one commit, and know branches as origin's; a local one of that name is of an earlier job.
+    """
+    context = host.context
+    told = "" if os.environ.get("GITHUB_BASE_REF") else context.base_ref or context.default_branch
+    named = inputs.base or told
+    if not named:
+        return ""
+    places = (named, f"origin/{named}") if context.host == "plain" else (f"origin/{named}", named)
+    found = (name for name in places if _git(start, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"))
+    return next(found, f"origin/{named}")
 
 
 def _git(folder: Path, *args: str) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import guard_repo
 import pytest
@@ -171,16 +171,24 @@ def test_options_reach_pytest_with_ours_last(repo: Repo, tmp_path: Path, capfd: 
     assert "--forge-base" not in capfd.readouterr().out and not (repo.root / "hacked").exists()
 
 
-def test_the_base_of_a_pull_request_is_the_hosts_word(
+def test_the_base_is_the_hosts_word_and_known_as_origins(
     repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     python = program(tmp_path, 'printf "<%s>" "$@"', "exit 1")
-    host = PlainHost(OUTPUT, Context("gitlab", Path.cwd(), base_ref="trunk"))
-    guard.run(Inputs("guard", python=python), host)
-    assert "<--forge-base=origin/trunk>" in capfd.readouterr().out
+
+    def told(host: Literal["github", "gitlab"], base_ref: str = "", base: str = "") -> str:
+        context = Context(host, Path.cwd(), base_ref=base_ref, default_branch="main")
+        guard.run(Inputs("guard", python=python, base=base), PlainHost(OUTPUT, context))
+        return capfd.readouterr().out
+
+    assert "<--forge-base=origin/trunk>" in told("gitlab", "trunk")
+    repo.commit("a commit")
+    assert "<--forge-base=main>" in told("gitlab", "trunk", "main"), "origin has none of that name"
+    repo.git("update-ref", "refs/remotes/origin/main", "main")
+    assert "<--forge-base=origin/main>" in told("gitlab", "trunk", "main")
+    assert "<--forge-base=origin/main>" in told("github"), "after a push"
     monkeypatch.setenv("GITHUB_BASE_REF", "trunk")
-    guard.run(Inputs("guard", python=python), host)
-    assert "--forge-base" not in capfd.readouterr().out, "pytest knows it by itself"
+    assert "--forge-base" not in told("github", "trunk"), "pytest knows it by itself"
 
 
 def test_a_token_in_gits_configuration_is_warned_of(
