@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 from cudaforge_action.artifact import ArtifactError, files_below, read_bytes, read_json, refuse
 from cudaforge_action.records import ForgedKernel, ForgedShard, VerifiedKernel, VerifiedShard
 from pytest_cudaforge import durable, languages
-from pytest_cudaforge.errors import SituationError, UsageError
+from pytest_cudaforge.errors import ConfigError, SituationError, UsageError
 from pytest_cudaforge.languages.published import FILE_NAME as BINARIES
-from pytest_cudaforge.languages.published import PUBLISHED_LANGUAGES
+from pytest_cudaforge.languages.published import PUBLISHED_LANGUAGES, binary_digest, decode_binaries
 from pytest_cudaforge.publishing import refusal
 from pytest_cudaforge.records import Candidate, Evaluation, Trace, from_json, to_json
 from pytest_cudaforge.runtime import configuration
@@ -294,6 +294,7 @@ def _published(kernel: VerifiedKernel, entry: Entry, folder: Path, listed: Mappi
     sources = {name: read_bytes(place / name, _SOURCE_BYTES) for name in source_names(kernel.language)}
     if kernel.language in PUBLISHED_LANGUAGES:
         sources[BINARIES] = read_bytes(place / BINARIES, _BINARIES_BYTES)
+        _check_binaries(kernel, place / BINARIES, sources[BINARIES])
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sources.items()}
     if digests != {file.name: file.sha256 for file in entry.files} or len(digests) != len(entry.files):
         raise refuse(place, "its files are not those of its entry", ", ".join(sorted(digests)))
@@ -306,6 +307,18 @@ def _published(kernel: VerifiedKernel, entry: Entry, folder: Path, listed: Mappi
     told = {name: read_bytes(place / name, _TOLD[name]) for name in named}
     _check_told(kernel, place, told)
     return {**sources, **told}
+
+
+def _check_binaries(kernel: VerifiedKernel, path: Path, data: bytes) -> None:
+    """Production launches them as they are: they are those of the verdict."""
+    build = kernel.evaluation.build if kernel.evaluation is not None else None
+    wanted = {digest for _, digest in build.binaries} if build is not None else set()
+    try:
+        found = {binary_digest(binary) for binary in decode_binaries(_decoded(path, data))}
+    except ConfigError as error:
+        raise refuse(path, error.what) from None
+    if not found or found != wanted:
+        raise refuse(path, "holds other binaries than those that were verified")
 
 
 def _check_told(kernel: VerifiedKernel, place: Path, told: Mapping[str, bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import shard_records
 from cudaforge_action.artifact import files_below, read_json
-from cudaforge_action.records import VerifiedKernel
+from cudaforge_action.records import VerifiedKernel, VerifiedShard
 from cudaforge_action.shards import (
     FORGED_DIR,
     Forged,
@@ -26,8 +27,13 @@ from cudaforge_action.shards import (
     write_forged,
     write_verified,
 )
+from flow_records import make_facts
 
-from pytest_cudaforge.records import Status, Target
+from pytest_cudaforge.languages.binary import Binary, CompiledLaunch, KernelInfo
+from pytest_cudaforge.languages.cache import BuildCache
+from pytest_cudaforge.languages.published import binary_digest, encode_binaries
+from pytest_cudaforge.publishing import publish
+from pytest_cudaforge.records import Build, Candidate, KernelResources, Status, Target
 from pytest_cudaforge.runtime.manifest import EntryFile
 
 
@@ -420,3 +426,38 @@ def test_an_entry_names_the_files_that_are_there(verified: Path, targets: list[T
     write_verified(verified, dataclasses.replace(shard, kernels=(kernel, *shard.kernels[1:])))
     with pytest.raises(ShardError, match="not those of its entry"):
         read_verified(verified)
+
+
+# -- kernels that are published compiled ---------------------------------------------------------------------------
+
+
+def compiled(code: bytes) -> Binary:
+    part = CompiledLaunch(128, 0, 1, 2, 0, len(code))
+    info = KernelInfo("k<*fp32>", "k", ("float*",), KernelResources("k", 16), part)
+    return Binary("triton", "sm_90", (), code, (info,))
+
+
+def test_binaries_are_those_that_were_verified(tmp_path: Path, targets: list[Target]) -> None:
+    good, key, target = compiled(b"good"), "ab" * 32, targets[0]
+    builds = BuildCache(tmp_path / "builds")
+    builds.put(key, good)
+    build = Build("sm_90", 0.1, False, binaries=((key, binary_digest(good)),))
+    candidate = Candidate.of("triton", {"kernel.py": "# fast\n", "plan.py": "def plan(x):\n    return x\n"})
+    said = {"candidate": candidate.digest, "language": "triton", "device": "NVIDIA H200", "build": build}
+    made = shard_records.trace(target, **said)
+    rounds = (dataclasses.replace(made.rounds[1], candidate=candidate),)
+    made = dataclasses.replace(made, language="triton", rounds=rounds)
+    folder = tmp_path / "triton" / "01-sm_90"
+    entry = publish(made, target, make_facts(target), folder / FORGED_DIR, builds=builds).entry
+    (folder / FORGED_DIR / "manifest.json").unlink()
+    kernel = VerifiedKernel(target.id, target.digest, "triton", candidate.digest, made.final, entry)
+    write_verified(folder, VerifiedShard("01-sm_90", shard_records.COMMIT, kernels=(kernel,)))
+    assert set(read_verified(folder).files[entry.directory]) >= {"kernel.py", "plan.py", "binaries.json"}
+    other = encode_binaries([compiled(b"evil")])
+    (folder / FORGED_DIR / entry.directory / "binaries.json").write_text(other)
+    files = [file for file in entry.files if file.name != "binaries.json"]
+    files.append(EntryFile("binaries.json", hashlib.sha256(other.encode()).hexdigest()))
+    swapped = dataclasses.replace(kernel, entry=dataclasses.replace(entry, files=tuple(files)))
+    write_verified(folder, VerifiedShard("01-sm_90", shard_records.COMMIT, kernels=(swapped,)))
+    with pytest.raises(ShardError, match="other binaries"):
+        read_verified(folder)
