@@ -71,7 +71,8 @@ def comment(result: GuardResult, *, marker: str, title: str, sha: str, run_url: 
     ``run_url`` are the reporting job's own. Its last line is all that differs between two runs that found the same."""
     top = [marker, f"### {sign(result)} {escape(title)}: {headline(result)}", ""]
     top += [f"At {sha[:12]}.", ""] if sha else []
-    link = f"[The run]({run_url}) has the whole report. " if run_url.isprintable() and ")" not in run_url else ""
+    linked = run_url.startswith("http") and run_url.isprintable() and not set(run_url) & set(" ()<>")
+    link = f"[The run]({run_url}) has the whole report. " if linked else ""
     bottom = [f"<sub>{link}Guarded by pytest-cudaforge.</sub>"]
     return _page([*top, *_problem(result), *_missed(result)], result, bottom, COMMENT_BYTES)
 

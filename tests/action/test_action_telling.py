@@ -122,7 +122,9 @@ def test_two_runs_with_one_result_differ_in_their_last_line_only() -> None:
     other = telling.comment(told, marker=MARKER, title="Forged kernels", sha="a" * 40, run_url="https://github.com/x")
     assert comment(told).splitlines()[:-1] == other.splitlines()[:-1] != comment(told).splitlines()
     assert "[The run](https://github.com/x)" in other
-    assert "evil" not in telling.comment(told, marker=MARKER, title="t", sha="", run_url="https://x/)[a](https://evil")
+    for url in ("", "https://x/)[a](https://evil", "javascript:evil", "https://x evil"):
+        said = telling.comment(told, marker=MARKER, title="t", sha="", run_url=url)
+        assert "evil" not in said and "[The run]" not in said
 
 
 # -- what it comes to --------------------------------------------------------------------------------------------------
