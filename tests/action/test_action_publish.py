@@ -14,7 +14,7 @@ import pytest
 from cudaforge_action.api import ApiError
 from cudaforge_action.shards import write_verified
 from fake_git import git
-from fake_github import READER, TOKEN, secondary_limit, unavailable
+from fake_github import READER, unavailable
 from publish_repo import BRANCH, Repo, published_repo
 from shard_records import verified
 
@@ -121,43 +121,11 @@ def test_a_publish_that_dies_between_push_and_pull_request_is_finished_by_the_ne
     assert len(repo.hub.pulls) == 1
 
 
-def test_limits_and_a_late_api_are_waited_for(repo: Repo) -> None:
-    repo.jobs("Scale")
-    repo.hub.lag = 1
-    repo.hub.fail("POST", r"/labels$", secondary_limit(retry_after="0"))
-    done = repo.publish(labels=("forge",))
-    assert done.outputs["operation"] == "created"
-    assert repo.hub.pulls[1].labels == ["forge"]
-
-
-def test_people_who_cannot_be_asked_and_a_status_that_may_not_be_posted_cost_a_warning(repo: Repo) -> None:
-    repo.hub.grant(TOKEN, contents="write", pull_requests="write")
-    repo.jobs("Scale")
-    done = repo.publish(reviewers=("stranger",))
-    assert (done.status, done.outputs["operation"]) == (0, "created")
-    assert "::warning::reviewers could not be set" in done.log
-    assert "It needs `statuses: write`" in done.log
-
-
 def test_a_token_that_may_not_push_is_an_error_that_says_so(repo: Repo) -> None:
     repo.jobs("Scale")
     with pytest.raises(PublishError, match="contents: write"):
         repo.publish(token=READER)
     assert repo.hub.pulls == {}
-
-
-def test_commits_of_others_on_the_branch_are_kept(repo: Repo) -> None:
-    repo.jobs("Scale")
-    repo.publish()
-    theirs = repo.hub.commit(BRANCH, {"forged/README.md": "my notes"}, text="notes")
-    repo.jobs("Scale", "Shift")
-    repo.hub.forget()
-    done = repo.publish()
-    assert (done.outputs["operation"], done.outputs["pull-request-number"]) == ("none", "1")
-    assert (repo.hub.writes, repo.hub.pushes) == ([], 0)
-    assert f"the commit {theirs[:9]} on it is not this action's" in done.log
-    assert "Not published: 2 newly verified kernels." in done.log
-    assert "delete the branch, then run publish again" in done.log
 
 
 def test_lost_and_refused_work_is_named_and_the_rest_published(repo: Repo) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cudaforge_action.remote import Identity, Leaf, LeaseLost, opened
 from fake_git import git
-from fake_github import TOKEN, Request, unavailable
+from fake_github import TOKEN, Request, secondary_limit, unavailable
 from publish_repo import BRANCH, Repo, layers, published_repo
 from shard_records import verified
 
@@ -137,6 +137,58 @@ def test_one_branch_for_each_set_of_targets_on_an_enterprise_server(tmp_path: Pa
         assert {pull.head for pull in repo.hub.open_pulls} == {f"{BRANCH}-one", f"{BRANCH}-two"}
         assert repo.entries(f"{BRANCH}-two") == ["layers.py::Shift"]
         assert git(repo.hub.bare, "log", "-1", "--format=%cn <%ae>", f"{BRANCH}-two") == "Ada <ada@example.org>"
+
+
+def test_limits_and_a_late_api_are_waited_for(repo: Repo) -> None:
+    repo.jobs("Scale")
+    repo.hub.lag = 1
+    repo.hub.fail("POST", r"/labels$", secondary_limit(retry_after="0"))
+    done = repo.publish(labels=("forge",))
+    assert done.outputs["operation"] == "created"
+    assert repo.hub.pulls[1].labels == ["forge"]
+
+
+def test_people_who_cannot_be_asked_and_a_status_that_may_not_be_posted_cost_a_warning(repo: Repo) -> None:
+    repo.hub.grant(TOKEN, contents="write", pull_requests="write")
+    repo.jobs("Scale")
+    done = repo.publish(reviewers=("stranger",))
+    assert (done.status, done.outputs["operation"]) == (0, "created")
+    assert "::warning::reviewers could not be set" in done.log
+    assert "It needs `statuses: write`" in done.log
+
+
+def test_commits_of_others_on_the_branch_are_kept(repo: Repo) -> None:
+    repo.jobs("Scale")
+    repo.publish()
+    theirs = repo.hub.commit(BRANCH, {"forged/README.md": "my notes"}, text="notes")
+    repo.jobs("Scale", "Shift")
+    repo.hub.forget()
+    done = repo.publish()
+    assert (done.outputs["operation"], done.outputs["pull-request-number"]) == ("none", "1")
+    assert (repo.hub.writes, repo.hub.pushes) == ([], 0)
+    assert f"the commit {theirs[:9]} on it is not this action's" in done.log
+    assert "Not published: 2 newly verified kernels." in done.log
+    assert "delete the branch, then run publish again" in done.log
+
+
+def test_a_base_that_gets_kernels_of_its_own_is_not_undone(repo: Repo) -> None:
+    """While the pull request is open somebody else lands another kernel for one of its targets, and one for another."""
+    repo.jobs("Scale")
+    repo.publish()
+    with published_repo(repo.folder / "other", "Scale", "Shift") as other:
+        other.jobs("Scale", "Shift", text="by hand", speedup=1.5)
+        other.publish()
+        theirs = {path: other.file(BRANCH, path) + "\n" for path in other.files() if path.startswith("forged/")}
+    repo.hub.commit("main", theirs)
+    shutil.rmtree(repo.results)
+    assert repo.publish().outputs["operation"] == "closed"
+    assert "by hand" in repo.file("main", next(path for path in theirs if path.endswith("kernel.cpp")))
+    # What is faster than theirs is worth a pull request, which leaves the others' alone.
+    repo.jobs("Scale", text="better", speedup=4.0)
+    assert repo.publish().outputs["operation"] == "created"
+    changed = git(repo.hub.bare, "diff", "--name-only", "main", BRANCH).splitlines()
+    assert {path.split("/")[1].partition("-")[0] for path in changed} == {"manifest.json", "scale"}
+    assert repo.entries() == ["layers.py::Scale", "layers.py::Shift"]
 
 
 class Tripwire(list[Request]):
