@@ -39,7 +39,8 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
         "sm_90, shards: 4}`"
     ),
     "targets": (
-        "What to forge: ids or patterns, one a line or separated by commas; by default what is new, stale or thin"
+        "Look at these alone: ids, names or patterns, one a line or separated by commas; forged is what of them "
+        "is new, stale or thin"
     ),
     "max_shards": "The most jobs in the matrix, up to 256",
     "min_headroom": "A kernel with less speedup over its faster baseline than this is forged anew",
