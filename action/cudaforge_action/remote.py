@@ -16,7 +16,8 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +57,15 @@ _SETTINGS = (
     ("gc.auto", "0"),
     ("maintenance.auto", "false"),
     ("push.gpgSign", "false"),
-    ("advice.detachedHead", "false"),
+    ("http.lowSpeedLimit", "1000"),
+    ("http.lowSpeedTime", "60"),
+)
+#: ``GIT_CONFIG_COUNT`` came with it.
+_OLDEST_GIT = (2, 31)
+_PAUSES_S = (2.0, 5.0)
+_PASSING = re.compile(
+    r"returned error: (5\d\d|429)|timed out|timeout|Could not resolve|Connection (reset|refused)|early EOF|Empty reply"
+    r"|hung up|transfer closed|Operation too slow"
 )
 _LEASE = re.compile(r"\((stale info|fetch first|non-fast-forward|already exists)\)|cannot lock ref|reference already")
 
@@ -82,25 +91,32 @@ class Leaf:
 
 
 @contextlib.contextmanager
-def opened(url: str, token: str = "") -> Iterator[Remote]:
+def opened(url: str, token: str = "", *, sleep: Callable[[float], None] = time.sleep) -> Iterator[Remote]:
     """The repository at ``url`` for the block's time. ``token``: "" where git itself knows how to get in (a plain
-    machine). Raises :class:`PublishError` where there is no git, or the repository cannot be reached."""
+    machine). Raises :class:`PublishError` where there is no git, or one that is too old to be given a token so."""
     try:
         from git.cmd import Git
     except ImportError as error:  # GitPython raises it as well where there is no git program.
         first = (str(error).splitlines() or [""])[0]
         raise PublishError(f"git cannot be used: {first}", remedy="install git (and pip install gitpython)") from None
     with tempfile.TemporaryDirectory(prefix="cudaforge-publish-") as scratch:
-        yield Remote(Git(scratch), url, token, Path(scratch))
+        git = Git(scratch)
+        if token and git.version_info[:2] < _OLDEST_GIT:
+            shown = ".".join(map(str, git.version_info))
+            raise PublishError(
+                f"git is {shown}", expected="git 2.31 or newer, which takes settings from its environment"
+            )
+        yield Remote(git, url, token, Path(scratch), sleep)
 
 
 class Remote:
     """See :func:`opened`. All methods raise :class:`PublishError` where git refuses."""
 
-    def __init__(self, git: Git, url: str, token: str, scratch: Path) -> None:
+    def __init__(self, git: Git, url: str, token: str, scratch: Path, sleep: Callable[[float], None]) -> None:
         self.url = url
         self.scratch = scratch
         self._git = git
+        self._sleep = sleep
         self._tips: dict[str, str] = {}
         # A person's remote may have a password in its address.
         self._secrets = tuple(filter(None, (token, _basic(token) if token else "", _userinfo(url))))
@@ -124,6 +140,14 @@ class Remote:
         return self._run(arguments, {**self._local_env, **(env or {})}, given.encode()).decode("utf-8", "replace")
 
     def _server(self, *arguments: str) -> str:
+        """A server may have a bad moment; what only reads is asked again."""
+        for pause_s in _PAUSES_S if arguments[0] in ("fetch", "ls-remote") else ():
+            try:
+                return self._run(arguments, self._server_env, b"").decode("utf-8", "replace")
+            except PublishError as error:
+                if not _PASSING.search(str(error)):
+                    raise
+            self._sleep(pause_s)
         return self._run(arguments, self._server_env, b"").decode("utf-8", "replace")
 
     def _run(self, arguments: Sequence[str], env: Mapping[str, str], given: bytes) -> bytes:
@@ -277,12 +301,27 @@ class Remote:
         Raises :class:`LeaseLost` where it is not.
         """
         lease = f"--force-with-lease=refs/heads/{branch}:{seen or ''}"
-        self._server("push", "--quiet", "--no-verify", lease, "--", self.url, f"{sha}:refs/heads/{branch}")
+        try:
+            self._push(lease, f"{sha}:refs/heads/{branch}")
+        except PublishError:
+            if not self._has_come_through(branch, sha):
+                raise
+
+    def _has_come_through(self, branch: str, sha: str) -> bool:
+        """Where a push failed only its answer may have been lost."""
+        self._tips.pop(branch, None)
+        try:
+            return self.tips(branch) == {branch: sha}
+        except PublishError:
+            return False
 
     def delete(self, branch: str, seen: str) -> None:
         """Delete ``branch`` where it still is at ``seen``. Raises :class:`LeaseLost` where it is not."""
         lease = f"--force-with-lease=refs/heads/{branch}:{seen}"
-        self._server("push", "--quiet", "--no-verify", lease, "--", self.url, f":refs/heads/{branch}")
+        self._push(lease, f":refs/heads/{branch}")
+
+    def _push(self, lease: str, refspec: str) -> None:
+        self._server("push", "--quiet", "--no-verify", lease, "--", self.url, refspec)
 
 
 _EXPECTED = {

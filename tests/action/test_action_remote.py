@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cudaforge_action.remote import Identity, Leaf, LeaseLost, opened
@@ -112,8 +113,41 @@ def test_a_wrong_token_is_said_at_once_and_never_shown(hub: FakeGitHub, token: s
     assert not token or token not in str(told.value)
 
 
+class _Unwell(BaseHTTPRequestHandler):
+    """A server in the middle of a restart."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(503)
+
+    def log_message(self, *arguments: object) -> None:
+        """Tests read what was asked."""
+
+
+def test_a_server_with_a_bad_moment_is_asked_again() -> None:
+    pauses: list[float] = []
+    with serving(_Unwell) as url, opened(f"{url}/o/r.git", TOKEN, sleep=pauses.append) as remote:
+        with pytest.raises(PublishError, match="503"):
+            remote.tips("main")
+        assert (len(_Unwell.asked), len(pauses)) == (3, 2)
+        with pytest.raises(PublishError):
+            remote.push("HEAD", "main", None)
+        assert len(pauses) == 4  # the push itself was tried once
+
+
+def test_a_push_whose_answer_was_lost_has_come_through(hub: FakeGitHub) -> None:
+    with opened(hub.git_url, TOKEN) as remote:
+        tip = remote.fetch("main", 1)
+        sha = remote.commit(remote.tree(tip), tip, "again", ME)
+        remote.push(sha, "new", None)
+        remote.push(sha, "new", None)
+    assert hub.branches["new"] == sha
+
+
 def test_a_password_in_an_address_is_not_shown() -> None:
-    with opened("http://ada:s3cret@127.0.0.1:9/o/r.git") as remote, pytest.raises(PublishError) as told:
+    with opened("http://ada:s3cret@127.0.0.1:9/o/r.git", sleep=print) as remote, pytest.raises(PublishError) as told:
         remote.tips("main")
     assert "s3cret" not in str(told.value) and "http://***@127.0.0.1" in str(told.value)
 
