@@ -19,6 +19,10 @@ from runner_log import Command, commands
 from test_guard_attacks import uncompiled
 
 FOLDER = ".cudaforge/action/guard"
+LOUD = """
+def pytest_report_header():
+    return ["::error file=a.py::evil", "##[error]evil", "::set-output name=outcome::evil", "::stop-commands::evil"]
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class World:
 def kernels(folder: Path) -> Repo:
     """Four kernels: one to keep, one to slow down, one to break, and one for a GPU of long ago."""
     made = guard_repo.repo(folder)
-    made.write({"cudaforge.yaml": "trials: 2\ntiming_budget_s: 0.1\n"})
+    made.write({"cudaforge.yaml": "trials: 2\ntiming_budget_s: 0.1\n", "conftest.py": LOUD})
     made.layers(map(uncompiled, [layer("Same"), layer("Slow", 1.5), layer("Wrong", 2.5), layer("Elsewhere", 3.0)]))
     for name, factor in (("Same", 2.0), ("Slow", 1.5), ("Wrong", 2.5)):
         made.publish(name, kernel(factor))
@@ -139,6 +143,12 @@ def test_the_job_costs_little_beyond_its_measurements(world: World) -> None:
     assert sum(seconds.values()) - seconds["measuring"] < 120.0
 
 
+def test_what_pytest_prints_is_shown_and_not_obeyed(world: World) -> None:
+    assert world.guarded.log.count("::error file=a.py::evil") == 1 and "##[error]evil" in world.guarded.log
+    assert not any("evil" in one.data for one in commands(world.guarded.log))
+    assert "evil" not in (world.guarded.step / "github_output").read_text() + world.guarded.summary
+
+
 def test_the_token_was_in_nobodys_reach(world: World) -> None:
     assert "hush-hush" not in world.guarded.log
     for file in (world.repo.root / FOLDER).iterdir():
@@ -165,7 +175,7 @@ def test_a_change_of_something_else_passes(world: World, tmp_path: Path) -> None
     }
     job = step(repo, "guard", environ, "--pytest-args", "-k Same")
     assert job.status == 0, job.log
-    assert run_of(repo)["outcome"] == "pass" and [one.name for one in job.remarks] == ["notice"]
+    assert run_of(repo)["outcome"] == "pass" and job.remarks == []
     assert "outcome<<" in (tmp_path / "step/github_output").read_text()
 
 
