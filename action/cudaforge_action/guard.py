@@ -179,15 +179,15 @@ def _result(ended: Ended, folder: Path, start: Path, host: Host) -> GuardResult:
     empty = report is None or not (report.records or report.error)
     if ended.status == _NOTHING_COLLECTED and empty and not problem:
         return _nothing(report or GuardReport(), ended, start, host)
+    outcome = guard_result.judge(report, ended.status)
     run = GuardRun(
-        outcome=guard_result.judge(report, ended.status),
+        outcome=outcome,
         status=guard_result.exit_status(report, ended.status),
         pytest_status=ended.status,
         unchecked=tuple(guard_result.unchecked(report)) if report is not None else (),
         sha=host.context.sha,
-        note="The run was cancelled before its end." if ended.cancelled else "",
     )
-    if run.outcome != "error":
+    if outcome != "error":
         return GuardResult(run, report)
     error = problem or (report.error if report is not None else "") or _error(ended, report)
     return GuardResult(replace(run, error=error, unchecked=(*run.unchecked, _everything(ended, start, host))), report)
@@ -206,9 +206,8 @@ def _report(folder: Path) -> tuple[GuardReport | None, str]:
 def _error(ended: Ended, report: GuardReport | None) -> str:
     """Why there is no answer, in pytest's own last words."""
     if ended.cancelled:
-        return "the job was cancelled before the guard's end" + (
-            "; what it knew by then is told here" if report else ""
-        )
+        known = "what it knew by then is told here" if report is not None else "it knew nothing yet"
+        return f"the job was cancelled before the guard's end: {known}"
     if ended.status < 0:
         how = f"pytest was ended by signal {-ended.status}"
     else:
@@ -306,9 +305,9 @@ def _outputs(result: GuardResult, host: Host, shown: Path, folder: Path) -> None
     host.output("inconclusive", str(result.count("inconclusive", "unfit")))
     host.output("checked", str(result.count("pass", "regression", "unfit", "failed", "inconclusive")))
     host.output("not-checked", str(result.count("skipped", "cancelled")))
-    for name, file in (("report-html", "HTML"), ("junit-xml", "JUNIT"), ("report-json", "JSON")):
-        file_name = getattr(guard_result, file)
-        host.output(name, str(shown / file_name) if (folder / file_name).is_file() else "")
+    files = {"report-html": guard_result.HTML, "junit-xml": guard_result.JUNIT, "report-json": guard_result.JSON}
+    for name, file in files.items():
+        host.output(name, str(shown / file) if (folder / file).is_file() else "")
 
 
 def _top(start: Path) -> Path:
