@@ -20,7 +20,7 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
     "device": "`cpu` or `cuda`; by default what the runner has",
     "base": (
         "The branch to guard against and to open the pull request into; by default the pull request's "
-        "base, else the default branch"
+        "base, else the branch of the run (publish) or the default one (guard)"
     ),
     "comment": (
         "When `report` writes its one comment: `auto` (from the first news on), `changes`, `failures` or `off`"
