@@ -67,7 +67,7 @@ def verdict_of(kernel: Kernel) -> Evaluation | None:
     """The verdict that lies beside a kernel; None where it cannot be read (any more)."""
     try:
         verdict: Evaluation = from_json(Evaluation, json.loads(kernel.files.get("evaluation.json", b"")))
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return verdict
 
