@@ -1,0 +1,227 @@
+"""The Action from its first job to a pull request and back, each job on a machine of its own.
+
+A repository with two modules and their recorded conversations lies on a GitHub of ours. ``plan`` makes two shards,
+each is forged and verified in a fresh clone, ``publish`` opens the pull request. What its branch holds passes plain
+``pytest``. Then two pull requests come: one that slows a kernel down, one that does nothing to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composite import Composite, Ran
+from fake_git import git
+from fake_github import READER, TOKEN, FakeGitHub, fake_github
+from forge_repo import CHAT, pytest_in
+from forge_repo import LAYERS as LAYERS_OF_ONE
+from forge_repo import SETTINGS as SCRIPTED
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Small tensors and one thread: the kernels win by far on any machine. Two targets of the same work.
+LAYERS = LAYERS_OF_ONE + LAYERS_OF_ONE[LAYERS_OF_ONE.index("@forge_target") :].replace("PeakNorm", "SecondNorm")
+REPLAYED = SCRIPTED.replace('"scripted_chat:make"', "replay").replace(
+    "chat:", "chat:\n  replay: {paths: [recorded.jsonl]}"
+)
+#: Two targets are forged and verified before the first test ends.
+pytestmark = pytest.mark.timeout(600)
+RUNNERS = "[{labels: [self-hosted, cpu], device: cpu, shards: 2}]"
+
+
+@dataclass
+class Machines:
+    """Where jobs run: each in a fresh clone of what the hub has. ``artifacts`` are the run's."""
+
+    hub: FakeGitHub
+    folder: Path
+    jobs: int = 0
+
+    def job(
+        self,
+        mode: str,
+        *,
+        run: str,
+        ref: str = "main",
+        event: str = "schedule",
+        payload: Mapping[str, Any] | None = None,
+        token: str = READER,
+        **inputs: str,
+    ) -> tuple[Ran, Path]:
+        """One job of a workflow's run; its result and its checkout."""
+        self.jobs += 1
+        place = self.folder / f"job-{self.jobs:02d}-{mode}"
+        checkout, temp = place / "repo", place / "temp"
+        temp.mkdir(parents=True)
+        git(place, "clone", "-q", str(self.hub.bare), str(checkout))
+        git(checkout, "checkout", "-q", ref)
+        environ = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(place),
+            "OMP_NUM_THREADS": "1",
+            **self.hub.environ(place / "runner", event, payload),
+        }
+        environ["GITHUB_WORKSPACE"] = str(checkout)
+        if not payload:
+            environ["GITHUB_SHA"] = git(checkout, "rev-parse", "HEAD")
+        composite = Composite(
+            ROOT,
+            checkout,
+            temp,
+            self.folder / f"artifacts-{run}",
+            {"token": token, "workspace": str(checkout)},
+            environ,
+        )
+        given = {name.replace("_", "-"): text for name, text in inputs.items()}
+        return composite.run({"mode": mode, "python": sys.executable, "device": "cpu", **given}), checkout
+
+
+def ended_well(ran: Ran) -> Ran:
+    assert ran.ok, ran.log[-8000:]
+    return ran
+
+
+def recordings(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """The conversations of both targets, as they were really played."""
+    for name, text in (files | {"scripted_chat.py": CHAT, "cudaforge.yaml": SCRIPTED}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    done = pytest_in(folder, "-q", "--forge", "--forge-record", "recorded.jsonl", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {"recorded.jsonl": (folder / "recorded.jsonl").read_text()}
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("action")
+    files = {"layers.py": LAYERS, "pytest.ini": "[pytest]\n", ".gitignore": ".cudaforge\n__pycache__\n"}
+    recorded = recordings(folder / "recorded", files)
+    with fake_github(folder / "hub") as hub:
+        hub.commit("main", files | {"cudaforge.yaml": REPLAYED} | recorded)
+        yield Machines(hub, folder)
+
+
+@pytest.fixture(scope="module")
+def forged(machines: Machines) -> dict[str, Any]:
+    """Nights from plan to publish, until there is no work left: a kernel that could not be timed on a busy machine is
+    the next night's, and joins the same pull request."""
+    nights: list[dict[str, Any]] = []
+    for night in ("1", "2", "3"):
+        planned = ended_well(machines.job("plan", run=night, runners=RUNNERS)[0])
+        rows = json.loads(planned.outputs["matrix"])["include"]
+        if not rows:
+            break
+        for row in rows:
+            ended_well(machines.job("forge", run=night, shard=row["shard"])[0])
+        for row in rows:
+            ended_well(machines.job("verify", run=night, shard=row["shard"])[0])
+        published = ended_well(machines.job("publish", run=night, token=TOKEN)[0])
+        nights.append({"planned": planned, "rows": rows, "published": published, "night": night})
+    return {**nights[0], "published": nights[-1]["published"], "night": nights[-1]["night"]}
+
+
+def test_two_targets_are_two_shards(forged: dict[str, Any]) -> None:
+    assert forged["planned"].outputs["shards"] == "2"
+    assert [row["runs-on"] for row in forged["rows"]] == [["self-hosted", "cpu"]] * 2
+    targets = [target for row in forged["rows"] for target in json.loads(row["shard"])["targets"]]
+    assert sorted(targets) == ["layers.py::PeakNorm", "layers.py::SecondNorm"]
+
+
+def test_a_pull_request_is_opened_once(machines: Machines, forged: dict[str, Any]) -> None:
+    outputs = forged["published"].outputs
+    [pull] = machines.hub.open_pulls
+    operation = "created" if forged["night"] == "1" else "updated"
+    assert (outputs["operation"], outputs["pull-request-number"]) == (operation, str(pull.number))
+    assert outputs["pull-request-head-sha"] == machines.hub.branches[outputs["branch"]]
+    assert "PeakNorm" in pull.body and "SecondNorm" in pull.body and float(outputs["best-speedup"]) > 1.0
+    changed = git(machines.hub.bare, "diff", "--name-only", "main", outputs["branch"]).splitlines()
+    assert changed and all(path.startswith("forged/") for path in changed)
+    [status] = [one for one in machines.hub.statuses if one.sha == outputs["pull-request-head-sha"]]
+    assert status.state == "success"
+
+
+def test_what_the_branch_holds_passes_plain_pytest(machines: Machines, forged: dict[str, Any], tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "-b", forged["published"].outputs["branch"], str(machines.hub.bare), "repo")
+    done = pytest_in(tmp_path / "repo", "-q", "forged", CUDAFORGE_DEVICE="cpu")
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_another_run_without_news_writes_nothing(machines: Machines, forged: dict[str, Any]) -> None:
+    machines.hub.forget()
+    again = ended_well(machines.job("publish", run=forged["night"], token=TOKEN)[0])
+    assert (again.outputs["operation"], machines.hub.writes, machines.hub.pushes) == ("none", [], 0)
+    # What waits in the pull request is no work of the next night.
+    planned = ended_well(machines.job("plan", run="4", runners=RUNNERS)[0])
+    assert planned.outputs["shards"] == "0" and json.loads(planned.outputs["matrix"])["include"] == []
+
+
+# -- pull requests afterwards ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def merged(machines: Machines, forged: dict[str, Any]) -> str:
+    """The pull request is merged: main has the kernels."""
+    branch = forged["published"].outputs["branch"]
+    git(machines.hub.bare, "update-ref", "refs/heads/main", machines.hub.branches[branch])
+    return machines.hub.branches["main"]
+
+
+def slowed(plan: str) -> str:
+    """The same plan, which does its work six times."""
+    launch = plan[plan.index("    launch(") : plan.index("    return ")]
+    return plan.replace(launch, launch * 40)
+
+
+def test_a_planted_regression_fails_with_its_place(machines: Machines, merged: str) -> None:
+    hub = machines.hub
+    git(machines.folder, "clone", "-q", str(hub.bare), "slow")
+    checkout = machines.folder / "slow"
+    [plan] = checkout.glob("forged/peak_norm-*/cpu/plan.py")
+    plan.write_text(slowed(plan.read_text()))
+    _bless(checkout, plan)
+    git(checkout, "checkout", "-q", "-b", "slow")
+    git(checkout, "commit", "-q", "-a", "-m", "perf: trust me")
+    git(checkout, "push", "-q", "origin", "slow")
+    pull = hub.open_pull("slow")
+    hub.forget()
+    ran, _ = machines.job(
+        "guard", run="5", ref="slow", event="pull_request", payload=hub.pull_event(pull), token=TOKEN, base="main"
+    )
+    assert not ran.ok and ran.outputs["outcome"] == "regression", ran.log[-8000:]
+    errors = [command for command in ran.commands if command.name == "error"]
+    line = _line_of(checkout / "layers.py", "class PeakNorm")
+    assert any(
+        (one.properties.get("file"), one.properties.get("line")) == ("layers.py", str(line)) for one in errors
+    ), errors
+    [comment] = [one for one in hub.comments.values() if one.number == pull.number]
+    assert "PeakNorm" in comment.body or "peak_norm" in comment.body
+    assert [one.state for one in hub.statuses if one.sha == pull.head_sha] == ["failure"]
+
+
+def test_an_unchanged_pull_request_passes(machines: Machines, merged: str) -> None:
+    hub = machines.hub
+    hub.commit("docs", {"README.md": "# Kernels\n"})
+    pull = hub.open_pull("docs")
+    ran, _ = machines.job("guard", run="6", ref="docs", event="pull_request", payload=hub.pull_event(pull), base="main")
+    assert ran.outputs["outcome"] in ("pass", "inconclusive") and ran.outputs["regressions"] == "0", ran.log[-8000:]
+    assert ran.ok, ran.log[-8000:]
+
+
+def _line_of(path: Path, words: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if line.startswith(words))
+
+
+def _bless(checkout: Path, changed: Path) -> None:
+    """The pull request's author brings the manifest along."""
+    manifest = checkout / "forged/manifest.json"
+    data = json.loads(manifest.read_text())
+    for entry in data["entries"]:
+        for file in entry["files"]:
+            if (checkout / "forged" / entry["directory"] / file["name"]) == changed:
+                file["sha256"] = hashlib.sha256(changed.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(data, indent=1) + "\n")
