@@ -13,15 +13,18 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from cudaforge_action.context import refuse_unsafe
+from cudaforge_action.environment import key_names, token_names
 from cudaforge_action.host import Host, host_of
 from cudaforge_action.inputs import Inputs, read
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import Annotation
+from pytest_cudaforge.config import ForgeConfig
 from pytest_cudaforge.errors import ForgeError
 
 __all__ = ["main", "show"]
 
 USAGE_EXIT = 2
+SHORTEST_SECRET = 8
 
 
 class _Mode(Protocol):
@@ -36,8 +39,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     try:
         host = host_of(environ)
         inputs = read(environ, sys.argv[1:] if argv is None else argv)
-        if inputs.token:
-            host.mask(inputs.token)
+        for secret in _secrets(environ):
+            host.mask(secret)
         return _run(inputs, host_of(environ, inputs.output))
     except ForgeError as error:
         show(host, str(error))
@@ -55,6 +58,12 @@ def _run(inputs: Inputs, host: Host) -> int:
         return 0
     mode = cast(_Mode, importlib.import_module(f"cudaforge_action.{inputs.mode}"))
     return mode.run(inputs, host)
+
+
+def _secrets(environ: Mapping[str, str]) -> list[str]:
+    """Values that must not stand in a log. Such a short one as "none" would make of every log a row of stars."""
+    names = (*token_names(environ), *key_names(environ, ForgeConfig()))
+    return list(dict.fromkeys(environ[name].strip() for name in names if len(environ[name].strip()) >= SHORTEST_SECRET))
 
 
 def show(host: Host, text: str) -> None:

@@ -336,6 +336,7 @@ def test_a_plan_s_outputs_and_its_artifact_arrive(job: Composite) -> None:
     # Nothing of the checkout is imported, whatever it calls itself.
     for name in ("yaml", "json", "cudaforge_action", "sitecustomize"):
         (job.workspace / f"{name}.py").write_text("raise SystemExit('code of the checkout ran')\n")
+    job.environ = {**job.environ, "OPENAI_API_KEY": "sk-1234567890", "MY_SECRET": "none"}
     ran = job.run({"mode": "plan", "python": sys.executable, "runners": "[{labels: [lab], device: cpu}]"})
     assert ran.ok, ran.log
     (row,) = json.loads(ran.outputs["matrix"])["include"]
@@ -344,3 +345,4 @@ def test_a_plan_s_outputs_and_its_artifact_arrive(job: Composite) -> None:
     assert "layers.py" in ran.steps["measure"].summary
     assert (job.artifacts / "cudaforge-plan" / "plan.json").is_file()
     assert not any(TOKEN in value for step in ran.steps.values() for value in step.env.values())
+    assert ran.steps["measure"].log.masks == ["sk-1234567890"]
