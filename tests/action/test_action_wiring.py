@@ -210,6 +210,13 @@ def test_the_token_is_in_no_step_that_runs_code_of_the_repository(spied: Composi
     assert report.steps["report"].env["INPUT_TOKEN"] == TOKEN
 
 
+def test_what_was_forged_is_published_though_some_of_it_failed(spied: Composite, tmp_path: Path) -> None:
+    (spied.action / "action" / "run.py").unlink()  # the step that runs fails, and so does publishing after it
+    given = {"python": str(tmp_path / "python"), "shard": SHARD}
+    outcomes = {mode: spied.run({"mode": mode, **given}).steps["publish"].outcome for mode in ("all", "forge", "guard")}
+    assert outcomes == {"all": "failure", "forge": "skipped", "guard": "skipped"}
+
+
 def test_comment_off_leaves_the_token_out_of_a_guard_job(spied: Composite, tmp_path: Path) -> None:
     ran = spied.run({"mode": "guard", "comment": "off", "python": str(tmp_path / "python")})
     assert ran.steps["report"].outcome == "skipped"
