@@ -46,6 +46,8 @@ from pytest_cudaforge.report.markdown import escape, unlinked
 __all__ = ["run"]
 
 _MOST_LINES = 100
+#: As many as GitHub shows of a step.
+_MOST_WARNINGS = 10
 _MOST_PLAN_BYTES = 64 << 20
 _CLOSED = (
     "Nothing is left to propose: each of these kernels has been merged, replaced, or was verified for a module that "
@@ -74,8 +76,7 @@ def run(inputs: Inputs, host: Host) -> int:
     context = host.context
     with opened(_url(inputs, context), _token(inputs, context)) as remote:
         result = _to_branch(inputs, context, remote, found)
-        for one in (*found.refused, *result.plan.refused):
-            host.warning(f"{one.target} ({one.language}) is not published: {one_line(plain(one.why), 500)}")
+        _warn_of_refused(host, (*found.refused, *result.plan.refused))
         if context.host == "github":
             pull = _on_github(inputs, host, remote, result)
         else:
@@ -84,6 +85,13 @@ def run(inputs: Inputs, host: Host) -> int:
         host.warning(text)
     _tell(inputs, host, found, result, pull)
     return 0
+
+
+def _warn_of_refused(host: Host, refused: Sequence[Refused]) -> None:
+    for one in refused[:_MOST_WARNINGS]:
+        host.warning(f"{one.target} ({one.language}) is not published: {one_line(plain(one.why), 500)}")
+    if len(refused) > _MOST_WARNINGS:
+        host.warning(f"{len(refused) - _MOST_WARNINGS} more kernels are not published: the summary says why")
 
 
 # -- where -------------------------------------------------------------------------------------------------------------
