@@ -33,7 +33,7 @@ from pytest_cudaforge.languages.binary import Binary, CompiledLaunch, KernelInfo
 from pytest_cudaforge.languages.cache import BuildCache
 from pytest_cudaforge.languages.published import binary_digest, encode_binaries
 from pytest_cudaforge.publishing import publish
-from pytest_cudaforge.records import Build, Candidate, KernelResources, Status, Target
+from pytest_cudaforge.records import Build, Candidate, Isolation, KernelResources, Status, Target
 from pytest_cudaforge.runtime.manifest import EntryFile
 
 
@@ -461,3 +461,21 @@ def test_binaries_are_those_that_were_verified(tmp_path: Path, targets: list[Tar
     write_verified(folder, VerifiedShard("01-sm_90", shard_records.COMMIT, kernels=(swapped,)))
     with pytest.raises(ShardError, match="other binaries"):
         read_verified(folder)
+
+
+def test_a_compiler_configuration_is_a_kernel_too(tmp_path: Path, targets: list[Target]) -> None:
+    target = targets[0]
+    candidate = Candidate.of("compiler", {"options.json": "{}\n"})
+    verdict = {"candidate": candidate.digest, "language": "compiler", "work": "compiler", "isolation": Isolation("C")}
+    made = shard_records.trace(target, **verdict)
+    rounds = (dataclasses.replace(made.rounds[1], candidate=candidate),)
+    made = dataclasses.replace(made, language="compiler", rounds=rounds)
+    folder = tmp_path / "compiler" / "01-cpu"
+    chosen = dataclasses.replace(make_facts(target), chosen=True)
+    entry = publish(made, target, chosen, folder / FORGED_DIR).entry
+    (folder / FORGED_DIR / "manifest.json").unlink()
+    digests = (target.digest, "compiler", candidate.digest)
+    kernel = VerifiedKernel(target.id, *digests, made.final, entry, variant=entry.variant)
+    write_verified(folder, VerifiedShard("01-cpu", shard_records.COMMIT, kernels=(kernel,)))
+    (files,) = read_verified(folder).files.values()
+    assert entry.directory.endswith(f"/cpu-compiler-{entry.variant}") and files["options.json"] == b"{}\n"
