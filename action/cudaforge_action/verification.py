@@ -69,6 +69,9 @@ class _Verifying:
     device: str
     _done: list[VerifiedKernel] = field(default_factory=list)
     _opened: dict[str, Evaluator] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _name: str = ""
+    _commit: str = ""
     _machine: str = ""
     _began: float = field(default_factory=time.monotonic)
 
@@ -77,8 +80,7 @@ class _Verifying:
         self._name = shard.shard.shard
         self._commit = checked_out(self.project.root)
         self._write(UNFINISHED)
-        with ExitStack() as stack:
-            self._stack = stack
+        with self._stack:
             for kernel, trace in shard.kernels:
                 self._done.append(self._judged(kernel, trace))
                 self._write(UNFINISHED)
@@ -203,11 +205,18 @@ def _why_not(verdict: Evaluation, facts: TargetFacts) -> str:
         return f"{verdict.status.value}: {verdict.reason}"
     speedup = speedup_of(verdict.timing)
     if verdict.timing is None or verdict.timing.decision != "faster":
-        decision = verdict.timing.decision if verdict.timing is not None else "not timed"
-        return f"it is correct, but not faster: {speedup:.2f}x against the faster baseline ({decision})"
+        return _undecided(verdict.timing.decision if verdict.timing is not None else "not timed", speedup)
     if speedup < facts.min_speedup:
         return f"it is {speedup:.2f}x as fast as the faster baseline, less than min_speedup {facts.min_speedup:g}"
     return refusal(verdict)
+
+
+def _undecided(decision: str, speedup: float) -> str:
+    """A race that other work disturbed says nothing about the kernel, whatever its figure is."""
+    told = f"{speedup:.2f}x against the faster baseline, {decision}"
+    if decision in ("disturbed", "inconclusive"):
+        return f"it is correct, but its race has no winner ({told}): verify it again while the machine is quiet"
+    return f"it is correct, but not faster ({told})"
 
 
 def _profiled(verdict: Evaluation, candidate: Candidate, target: Target, evaluator: Evaluator) -> Evaluation:
