@@ -62,11 +62,13 @@ def run(inputs: Inputs, host: Host) -> int:
     project = project_at(inputs.working_directory, os.environ, inputs.paths)
     argv = _argv(inputs, shard, project)
     folder = emptied(inputs.output, "forged", shard.name)
+    unverified = emptied(inputs.output, "unverified", shard.name)
     commit = checked_out(project.root) or host.context.sha
     write_forged(folder, ForgedShard(shard.name, commit, error=_UNFINISHED), {})
     began = time.monotonic()
     ended = run_quoted(
-        [*argv, *_reports(folder), *_ids(shard, project)],
+        # The checkout's own kernels stay as they are until a job without a key has verified these.
+        [*argv, f"--override-ini=forge_dir={unverified.resolve()}", *_reports(folder), *_ids(shard, project)],
         project.folder,
         for_forging(os.environ, project.settings) | {"PYTHONUNBUFFERED": "1"},
         host,

@@ -167,6 +167,7 @@ def test_options_and_ids(repo: Path) -> None:
     assert argv[-2:] == [f"{repo}/layers.py::scale", f"{repo}/layers.py::shift"]
     folder = repo / ".cudaforge" / "action" / "forged" / "01-cpu"
     assert {f"--junit-xml={folder}/junit.xml", f"--forge-json={folder}/report.json"} <= set(argv)
+    assert f"--override-ini=forge_dir={folder.parents[1]}/unverified/01-cpu" in argv
 
 
 # -- what is kept --------------------------------------------------------------------------------------------------
