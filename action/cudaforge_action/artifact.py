@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,16 @@ from typing import Any
 
 from pytest_cudaforge.errors import UsageError
 
-__all__ = ["ArtifactError", "files_below", "read_bytes", "read_json", "read_text", "refuse"]
+__all__ = [
+    "ArtifactError",
+    "cleared",
+    "files_below",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "refuse",
+    "refuse_links",
+]
 
 #: One part of a path: no dot in front, so neither ``..`` nor a file that ``ls`` hides; nothing a shell would read.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
@@ -32,6 +42,29 @@ def refuse(place: Path | str, why: str, expected: str = "") -> ArtifactError:
     """The error, with every name cut and made visible: the folder's author chose them."""
     shown = "".join(letter if letter.isprintable() else "�" for letter in str(place)[-300:])
     return ArtifactError(f"{shown}: {why[:600]}", expected=expected, remedy=_DO)
+
+
+def refuse_links(folder: Path) -> None:
+    """Raises :class:`UsageError` where ``folder``, or one above it, is a link: what is checked out must not lead
+    elsewhere. What lies above an absolute path's checkout is the machine's own affair."""
+    for part in (folder, *folder.parents):
+        if part.is_symlink() and not part.is_absolute():
+            raise UsageError(f"{part} is a link", expected="a folder of the checkout", remedy="change output-dir")
+
+
+def cleared(folder: Path) -> None:
+    """Remove ``folder``: what was checked in, or what an earlier run left there, is no result of this one.
+
+    Raises :class:`UsageError` where a part of it is a link or it cannot be removed.
+    """
+    refuse_links(folder)
+    try:
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be used: {error.strerror}", remedy="change output-dir") from None
 
 
 def files_below(folder: Path) -> Mapping[str, int]:

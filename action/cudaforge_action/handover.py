@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from cudaforge_action.__main__ import show
+from cudaforge_action.artifact import cleared
 from cudaforge_action.host import host_of
 from cudaforge_action.inputs import Inputs, read
 from pytest_cudaforge.errors import ForgeError, UsageError
@@ -77,11 +78,27 @@ def _shard(inputs: Inputs) -> str:
     return inputs.shard.name
 
 
+def _folders(told: Mapping[str, str]) -> Iterator[str]:
+    """What is about to be filled, by name below ``folder``."""
+    for name, value in told.items():
+        if name.startswith("fetch-"):
+            yield name.removeprefix("fetch-")
+        elif name == "keep-folder":
+            yield value
+        elif name == "keep-published":
+            yield "published"
+
+
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """The exit status of the step that names them."""
+    """The exit status of the step that names them, and that empties what artifacts are made of or put into: a commit
+    can bring files of that name, which nobody verified."""
     host = host_of(environ)
     try:
-        for name, value in handover(read(environ, ())).items():
+        inputs = read(environ, ())
+        told = handover(inputs)
+        for name in _folders(told):
+            cleared(inputs.output / name)
+        for name, value in told.items():
             host.output(name, value)
     except ForgeError as error:
         show(host, str(error))

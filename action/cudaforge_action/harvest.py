@@ -6,7 +6,7 @@ A folder that is not what a job of ours leaves counts as a lost shard: it is nam
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +48,9 @@ class Harvest:
         return tuple(dict.fromkeys(found))
 
 
-def harvest(folder: Path, expected: Iterable[str] = ()) -> Harvest:
-    """What lies in ``folder/forged/*`` and ``folder/verified/*``. ``expected``: the shards that were planned."""
+def harvest(folder: Path, expected: Collection[str] | None = None) -> Harvest:
+    """What lies in ``folder/forged/*`` and ``folder/verified/*``. ``expected``: the shards that were planned, where
+    that is known; no others are used then."""
     lost: dict[str, str] = {}
     forged: dict[str, Forged] = {}
     verified: dict[str, Verified] = {}
@@ -63,7 +64,11 @@ def harvest(folder: Path, expected: Iterable[str] = ()) -> Harvest:
             verified[place.name] = read_verified(place)
         except ShardError as error:
             lost[place.name] = f"what its verify job left is not used: {error.what}"
-    for name in sorted({*expected, *forged, *verified} - lost.keys()):
+    for name in sorted({*forged, *verified} - {*expected} if expected is not None else ()):
+        lost[name] = "it was not planned: no job of this run was to leave it"
+        forged.pop(name, None)
+        verified.pop(name, None)
+    for name in sorted({*(expected or ()), *forged, *verified} - lost.keys()):
         if why := _missing(forged.get(name), verified.get(name)):
             lost[name] = why
     kernels, refused = _kernels(forged, verified)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cudaforge_action import body, pull_request, status
 from cudaforge_action.api import ApiError, GitHub
-from cudaforge_action.artifact import read_json
+from cudaforge_action.artifact import read_json, refuse_links
 from cudaforge_action.branch import (
     Base,
     Branch,
@@ -69,6 +69,7 @@ class _Result:
 
 def run(inputs: Inputs, host: Host) -> int:
     """The exit status. Raises PublishError, ApiError and UsageError, whose messages say what to do."""
+    _refuse_checked_in(inputs)
     found = harvest(inputs.output, _expected(inputs.output))
     _merge(inputs, host, found)
     for name, why in found.lost.items():
@@ -85,6 +86,17 @@ def run(inputs: Inputs, host: Host) -> int:
         host.warning(text)
     _tell(inputs, host, found, result, pull)
     return 0
+
+
+def _refuse_checked_in(inputs: Inputs) -> None:
+    """What is checked in is of whoever wrote the commit: nobody verified it. Raises UsageError."""
+    refuse_links(inputs.output)
+    if found := _asked(inputs, "--literal-pathspecs", "ls-files", "--", inputs.output_dir.as_posix()):
+        raise UsageError(
+            f"{inputs.output.as_posix()} holds files that are checked in: {one_line(found, 200)}",
+            expected="only what the jobs of this run left there",
+            remedy="git rm them, or choose another output-dir",
+        )
 
 
 def _warn_of_refused(host: Host, refused: Sequence[Refused]) -> None:
@@ -379,13 +391,13 @@ def _listed(heading: str, lines: Sequence[str]) -> list[str]:
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-def _expected(folder: Path) -> tuple[str, ...]:
-    """The names of the shards that were planned, where the plan was handed on: nothing but names is taken from it."""
+def _expected(folder: Path) -> tuple[str, ...] | None:
+    """The names of the shards that were planned, None where no plan was handed on: nothing but names is taken of it."""
     try:
         plan = read_json(folder / "plan" / PLAN_FILE, _MOST_PLAN_BYTES)
         return tuple(check_name(shard["name"]) for shard in plan["shards"])
     except (ShardError, KeyError, TypeError):
-        return ()
+        return None
 
 
 def _merge(inputs: Inputs, host: Host, found: Harvest) -> None:

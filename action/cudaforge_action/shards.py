@@ -22,13 +22,12 @@ import hashlib
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cudaforge_action.artifact import ArtifactError, files_below, read_bytes, read_json, refuse
+from cudaforge_action.artifact import ArtifactError, cleared, files_below, read_bytes, read_json, refuse
 from cudaforge_action.records import ForgedKernel, ForgedShard, VerifiedKernel, VerifiedShard
 from pytest_cudaforge import durable, languages
 from pytest_cudaforge.errors import ConfigError, SituationError, UsageError
@@ -163,12 +162,8 @@ def emptied(output: Path, kind: str, name: str) -> Path:
     Raises :class:`UsageError` where a part of it is a link: what is checked out must not lead elsewhere.
     """
     folder = output / kind / check_name(name)
-    for part in (folder, folder.parent, *(place for place in (output, *output.parents) if place != Path())):
-        if part.is_symlink() and not part.is_absolute():
-            raise UsageError(f"{part} is a link", expected="a folder of the checkout", remedy="change output-dir")
+    cleared(folder)
     try:
-        if folder.exists() or folder.is_symlink():
-            shutil.rmtree(folder)
         folder.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"{folder} cannot be used: {error.strerror}", remedy="change output-dir") from None

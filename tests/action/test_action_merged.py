@@ -80,7 +80,7 @@ def test_shards_that_are_lost_or_not_ours_are_named(tmp_path: Path) -> None:
     forged(tmp_path / "forged/03-cpu", [])
     write_forged(tmp_path / "forged/05-cpu", ForgedShard("05-cpu", "", error="killed"), {})
     verified(tmp_path / "verified/05-cpu", [])
-    found = harvest(tmp_path, ["01-cpu", "04-cpu"])
+    found = harvest(tmp_path, [f"0{number}-cpu" for number in range(1, 6)])
     assert list(found.lost) == ["02-cpu", "03-cpu", "04-cpu", "05-cpu"]
     assert found.lost["03-cpu"] == "its verify job left nothing"
     assert found.lost["04-cpu"] == "its forge job left nothing"

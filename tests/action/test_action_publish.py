@@ -91,6 +91,26 @@ def test_what_was_merged_is_closed_and_its_branch_goes_where_it_may(repo: Repo) 
     assert (repo.hub.writes, repo.hub.pushes) == ([], 0)
 
 
+def test_what_a_commit_brings_as_a_result_is_published_by_nobody(repo: Repo) -> None:
+    verified(repo.results / "verified/01-cpu", repo.targets("Scale"))
+    git(repo.folder, "init", "-q")
+    git(repo.folder, "add", "--force", ".cudaforge/action/verified")
+    with pytest.raises(UsageError, match="checked in"):
+        repo.publish()
+    assert repo.hub.open_pulls == [] and BRANCH not in repo.hub.branches
+
+
+def test_a_shard_that_was_not_planned_is_not_published(repo: Repo) -> None:
+    repo.jobs("Scale")
+    repo.jobs("Shift", shard="99-other")
+    (repo.results / "plan").mkdir()
+    (repo.results / "plan/plan.json").write_text(json.dumps({"shards": [{"name": "01-cpu"}]}))
+    done = repo.publish()
+    assert repo.entries() == ["layers.py::Scale"]
+    assert "shard 99-other is not in this publish: it was not planned" in done.log
+    assert done.outputs["spent-usd"] == "0.0300"
+
+
 def test_a_branch_is_pushed_where_no_workflow_may_open_pull_requests(repo: Repo) -> None:
     repo.hub.allow_pull_requests = False
     repo.jobs("Scale")

@@ -189,10 +189,16 @@ def spied(job: Composite, tmp_path: Path) -> Composite:
     (action / "action" / "refuse.py").write_text("run=true\n")
     (action / "action" / "install.py").write_text(f"python={tmp_path / 'python'}\n")
     (action / "action" / "run.py").write_text("")
-    # A "Python" that copies its script into the step's outputs.
+    # A "Python" that copies its script into the step's outputs; a mode leaves the folder that LEFT names.
     python = tmp_path / "python"
     handover = f'exec "{sys.executable}" "{ROOT}/action/run.py" handover'
-    python.write_text(f'#!/bin/sh\nif [ "$2" = handover ]; then {handover}; fi\nexec cat "$1" >> "$GITHUB_OUTPUT"\n')
+    leave = (
+        'mkdir -p "$INPUT_WORKING_DIRECTORY/.cudaforge" && cp -r "$LEFT" "$INPUT_WORKING_DIRECTORY/.cudaforge/action"'
+    )
+    python.write_text(
+        f'#!/bin/sh\nif [ "$2" = handover ]; then {handover}; fi\n'
+        f'case "$1" in *run.py) if [ -n "$LEFT" ]; then {leave}; fi;; esac\nexec cat "$1" >> "$GITHUB_OUTPUT"\n'
+    )
     python.chmod(0o755)
     job.action = action
     return job
@@ -225,12 +231,15 @@ def test_comment_off_leaves_the_token_out_of_a_guard_job(spied: Composite, tmp_p
 
 def test_artifacts_travel_from_job_to_job_by_their_names(spied: Composite, tmp_path: Path) -> None:
     python = {"python": str(tmp_path / "python"), "working-directory": "sub"}
-    results = spied.workspace / "sub/.cudaforge/action"
-    (results / "forged/01-cpu/.hidden").mkdir(parents=True)
-    (results / "forged/01-cpu/shard.json").write_text("{}")
-    (results / "forged/01-cpu/.hidden/file").write_text("x")
+    results, left = spied.workspace / "sub/.cudaforge/action", tmp_path / "left"
+    (left / "forged/01-cpu/.hidden").mkdir(parents=True)
+    (left / "forged/01-cpu/shard.json").write_text("{}")
+    (left / "forged/01-cpu/.hidden/file").write_text("x")
+    spied.environ = {**spied.environ, "LEFT": str(left)}
     spied.run({"mode": "forge", "shard": SHARD, **python})
+    shutil.rmtree(spied.workspace / "sub")
     spied.run({"mode": "forge", "shard": SHARD, "branch-suffix": "-nightly", **python})
+    spied.environ = {**spied.environ, "LEFT": ""}
     assert sorted(path.name for path in spied.artifacts.iterdir()) == [
         "cudaforge-forged-01-cpu",
         "cudaforge_nightly-forged-01-cpu",
@@ -241,6 +250,29 @@ def test_artifacts_travel_from_job_to_job_by_their_names(spied: Composite, tmp_p
     shutil.rmtree(spied.workspace / "sub")
     spied.run({"mode": "publish", "artifacts": "off", **python})
     assert not (spied.workspace / "sub").exists()
+
+
+def test_what_a_commit_brings_as_a_result_is_handed_on_by_nobody(spied: Composite, tmp_path: Path) -> None:
+    python = {"python": str(tmp_path / "python"), "shard": SHARD}
+    results = spied.workspace / ".cudaforge/action"
+    filled = {"guard": "guard", "plan": "plan", "forge": "forged", "verify": "verified", "publish": "verified"}
+    for mode, name in filled.items():
+        (results / name / "02-evil").mkdir(parents=True)
+        (results / name / "02-evil/shard.json").write_text("{}")
+        assert spied.run({"mode": mode, **python}).ok
+        assert not (results / name).exists()
+    assert not list(spied.artifacts.rglob("*.json"))
+
+
+def test_results_that_would_lie_elsewhere_stop_the_job(spied: Composite, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere/action/guard"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "run.json").write_text("{}")
+    (spied.workspace / ".cudaforge").symlink_to(tmp_path / "elsewhere")
+    ran = spied.run({"mode": "guard", "python": str(tmp_path / "python")})
+    assert not ran.ok and "is a link" in errors(ran)
+    assert {name for name, step in ran.steps.items() if step.outcome == "success"} == {"safe", "install"}
+    assert (elsewhere / "run.json").exists() and not spied.artifacts.exists()
 
 
 # -- hostile inputs ----------------------------------------------------------------------------------------------------
