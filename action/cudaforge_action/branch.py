@@ -36,6 +36,7 @@ __all__ = [
     "Branch",
     "Built",
     "Kernel",
+    "Key",
     "Plan",
     "Refused",
     "base_of",

@@ -6,6 +6,7 @@ a run that dies half way leaves what the next one goes on from.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from cudaforge_action.branch import (
     Branch,
     Built,
     Kernel,
+    Key,
     Plan,
     Refused,
     base_of,
@@ -183,7 +185,9 @@ def _to_branch(inputs: Inputs, context: Context, remote: Remote, found: Harvest)
     branch = branch_of(remote, name, base)
     if others := {kernel.entry.path for kernel in branch.kernels} - given:
         base = _base(inputs, remote, ref, given | others)
-    plan = planned(base, branch, found.kernels)
+    strays = _strays(remote, ref, found)
+    plan = planned(base, branch, [kernel for kernel in found.kernels if kernel.entry.key not in strays])
+    plan = dataclasses.replace(plan, refused=(*plan.refused, *strays.values()))
     if branch.foreign:
         return _Result(base, branch, plan, Built("keep", branch.tip or ""), branch.tip or "", {})
     message = inputs.commit_message or _message(plan.kernels)
@@ -193,6 +197,26 @@ def _to_branch(inputs: Inputs, context: Context, remote: Remote, found: Harvest)
     head = done.sha if done.action == "push" else branch.tip if done.action == "keep" else ""
     told = trailers(remote.message(done.sha)) if done.sha else {}
     return _Result(base, branch, plan, done, head or "", told)
+
+
+def _strays(remote: Remote, ref: str, found: Harvest) -> dict[Key, Refused]:
+    """Kernels that were verified at a commit which is not on the base: settings, imports and allowances of a branch
+    that nobody merged are no measure for it. A verify job that could not ask git names no commit."""
+    shards = [shard for shard in found.verified.values() if shard.files]
+    commits = {shard.shard.commit for shard in shards if shard.shard.commit}
+    elsewhere = {sha for sha in commits if not remote.holds(ref, sha)}
+    return {
+        kernel.entry.key: Refused(
+            kernel.target,
+            kernel.language,
+            f"it was verified at {shard.shard.commit[:12]}, which is not on {ref}: run the workflow on {ref}, or name "
+            "the branch that it ran on with the input base",
+        )
+        for shard in shards
+        if shard.shard.commit in elsewhere
+        for kernel in shard.shard.kernels
+        if kernel.entry is not None
+    }
 
 
 def _base(inputs: Inputs, remote: Remote, ref: str, given: set[str]) -> Base:

@@ -217,6 +217,16 @@ class Remote:
             return False
         return True
 
+    def holds(self, branch: str, sha: str) -> bool:
+        """As :meth:`on_branch`, of a commit that was not fetched yet: False where the server does not give it."""
+        if self.tips(branch).get(branch) == sha:
+            return True
+        try:
+            self._server("fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--depth=1", "--", self.url, sha)
+        except PublishError:
+            return False
+        return self.on_branch(sha, branch)
+
     def parents(self, sha: str) -> tuple[str, ...]:
         """As far as they were fetched: the commit's own words, not what is here."""
         lines = self.local("cat-file", "commit", sha).partition("\n\n")[0].splitlines()

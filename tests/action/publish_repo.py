@@ -64,13 +64,16 @@ class Repo:
         found = discover([place], place).targets
         return [one for one in found if not names or one.qualname in names]
 
-    def jobs(self, *names: str, shard: str = "01-cpu", text: str = "fast", speedup: float = 2.0) -> None:
-        """What a forge and a verify job of these targets leave."""
+    def jobs(
+        self, *names: str, shard: str = "01-cpu", text: str = "fast", speedup: float = 2.0, commit: str = ""
+    ) -> None:
+        """What a forge and a verify job of these targets leave, at the tip of ``main``."""
         targets = self.targets(*names)
         for job in ("forged", "verified"):
             shutil.rmtree(self.results / job / shard, ignore_errors=True)
         forged(self.results / "forged" / shard, targets, text=text, speedup=speedup)
-        verified(self.results / "verified" / shard, targets, text=text, speedup=speedup)
+        commit = commit or self.hub.branches["main"]
+        verified(self.results / "verified" / shard, targets, text=text, speedup=speedup, commit=commit)
 
     def publish(self, *, event: str = "schedule", payload: Any = None, **given: Any) -> Published:
         environ = self.hub.environ(self.folder / f"step-{len(self.runs)}", event, payload)

@@ -54,11 +54,13 @@ def forged(folder: Path, targets: Sequence[Target], *, text: str = "fast", speed
     return shard
 
 
-def verified(folder: Path, targets: Sequence[Target], *, text: str = "fast", speedup: float = 2.0) -> VerifiedShard:
+def verified(
+    folder: Path, targets: Sequence[Target], *, text: str = "fast", speedup: float = 2.0, commit: str = COMMIT
+) -> VerifiedShard:
     """A verify job's folder; its name is the shard's."""
     kernels = tuple(_verified(folder, one, trace(one, text, speedup)) for one in targets)
     (folder / FORGED_DIR / MANIFEST).unlink(missing_ok=True)
-    shard = VerifiedShard(folder.name, COMMIT, "a test's machine", kernels, seconds=4.5)
+    shard = VerifiedShard(folder.name, commit, "a test's machine", kernels, seconds=4.5)
     write_verified(folder, shard)
     return shard
 

@@ -100,6 +100,19 @@ def test_what_a_commit_brings_as_a_result_is_published_by_nobody(repo: Repo) -> 
     assert repo.hub.open_pulls == [] and BRANCH not in repo.hub.branches
 
 
+def test_what_was_verified_beside_the_base_is_not_published_there(repo: Repo) -> None:
+    """Another branch's settings and imports: its target's own source is the base's."""
+    repo.hub.commit("feature", {"cudaforge.yaml": "allow: [library]\n"})
+    repo.jobs("Scale", commit=repo.hub.branches["feature"])
+    repo.jobs("Shift", shard="02-cpu")
+    repo.hub.commit("main", {"README.md": "main goes on"})
+    done = repo.publish()
+    assert repo.entries() == ["layers.py::Shift"]
+    assert "layers.py::Scale (cpp) is not published: it was verified at" in done.log
+    repo.jobs("Scale", commit="d" * 40)  # a commit that nobody has
+    assert repo.publish().outputs["kernels"] == "1"
+
+
 def test_a_shard_that_was_not_planned_is_not_published(repo: Repo) -> None:
     repo.jobs("Scale")
     repo.jobs("Shift", shard="99-other")
@@ -151,7 +164,7 @@ def test_a_token_that_may_not_push_is_an_error_that_says_so(repo: Repo) -> None:
 def test_lost_and_refused_work_is_named_and_the_rest_published(repo: Repo) -> None:
     repo.jobs("Scale", shard="01-cpu")
     place = repo.results / "verified/01-cpu"
-    shard = verified(place, repo.targets())
+    shard = verified(place, repo.targets(), commit=repo.hub.branches["main"])
     shutil.rmtree(place / "forged" / repo.targets("Shift")[0].slug)
     kept, other = shard.kernels
     write_verified(place, replace(shard, kernels=(kept, replace(other, entry=None, reason="slower by a hair"))))

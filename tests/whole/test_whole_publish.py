@@ -268,7 +268,7 @@ def test_a_project_below_the_top_with_a_forge_folder_of_its_own(tmp_path: Path) 
         (source / "layers.py").write_text(layers("Scale"))
         targets = discover([source], source).targets
         place = repo.folder / "sub"
-        verified(place / ".cudaforge/action/verified/01-cpu", targets)
+        verified(place / ".cudaforge/action/verified/01-cpu", targets, commit=repo.hub.branches["main"])
         (repo.folder / ".git").mkdir()
         assert repo.publish(working_directory=place).outputs["operation"] == "created"
         (folder,) = {path.rpartition("/")[0] for path in repo.files() if path.endswith("kernel.cpp")}
