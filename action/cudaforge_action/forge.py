@@ -90,7 +90,9 @@ def run(inputs: Inputs, host: Host) -> int:
 def _shard(inputs: Inputs) -> Shard:
     if inputs.shard is None:
         raise UsageError(
-            "input shard is missing", expected="one row of the matrix that mode plan made", remedy="see the examples"
+            "input shard is missing",
+            expected="one shard that mode plan made, as JSON",
+            remedy="in a workflow `shard: ${{ matrix.shard }}`; elsewhere one of `shards` in plan/plan.json",
         )
     if not inputs.shard.targets:
         raise UsageError(f"the shard {inputs.shard.name} holds no targets", expected="ids of targets")
@@ -326,7 +328,8 @@ def _speedup(trace: Trace) -> float:
 
 def _summary(told: ForgedShard, found: _Found) -> str:
     cost = f", ${told.usd:.2f}" if told.usd is not None else ""
-    lines = [f"## Forged: {escape(told.shard)}", "", f"{len(told.kernels)} kernels in {told.seconds:.0f} s{cost}."]
+    count = f"{len(told.kernels)} {'kernel' if len(told.kernels) == 1 else 'kernels'}"
+    lines = [f"## Forged: {escape(told.shard)}", "", f"{count} in {told.seconds:.0f} s{cost}."]
     lines += ["", f"**Ended early:** {escape(told.error[:600])}"] if told.error else []
     if found.outcomes:
         lines += ["", "| target | language | outcome | vs eager |", "|---|---|---|---|"]

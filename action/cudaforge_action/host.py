@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from cudaforge_action.records import Annotation, Context
+from pytest_cudaforge.report.escaping import one_line, plain
 
-__all__ = ["FOLDER", "GOES_ON", "Host", "host_of"]
+__all__ = ["FOLDER", "GOES_ON", "Host", "host_of", "log"]
+
+_MOST_LINES = 50
 
 #: Where results lie where nobody says otherwise (the default of the input ``output-dir``).
 FOLDER = Path(".cudaforge/action")
@@ -60,3 +63,11 @@ def host_of(environ: Mapping[str, str], folder: Path = FOLDER) -> Host:
     from cudaforge_action.plain import PlainHost
 
     return PlainHost(folder, goes_on=GOES_ON in environ)
+
+
+def log(host: Host, lines: Sequence[str]) -> None:
+    """Say it in the log as well, for who does not open the summary; a terminal has nothing else."""
+    more = [f"and {len(lines) - _MOST_LINES} more, in the summary"] if len(lines) > _MOST_LINES else []
+    with host.quoting():
+        for line in [*lines[:_MOST_LINES], *more]:
+            print(one_line(plain(line), 500), flush=True)

@@ -293,7 +293,7 @@ def _runner(name: str, item: Mapping[object, object], expected: str) -> Runner:
     if set(item) - {"labels", "device", "arch", "shards"}:
         raise _wrong(name, str(item), f"{expected}; no other keys")
     if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-        raise _wrong(name, str(item), f"{expected}; labels are words")
+        raise _wrong(name, str(item), f"{expected}; labels are one word or more")
     if device not in ("", "cpu", "cuda") or not isinstance(arch, str):
         raise _wrong(name, str(item), f"{expected}; device is cpu or cuda, arch a word")
     if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= MATRIX_JOBS_LIMIT:
@@ -304,6 +304,8 @@ def _runner(name: str, item: Mapping[object, object], expected: str) -> Runner:
 def _shard(name: str, text: str) -> Shard:
     """A job's own line of the matrix, as ``plan`` wrote it."""
     expected = "JSON of one shard, as mode plan writes it: name, runs_on, device, targets, weight"
+    if text == "null":  # what jq says of an entry that is not there
+        raise _wrong(name, text, f"{expected}; where plan found nothing to forge there is none")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

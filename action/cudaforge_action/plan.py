@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cudaforge_action import held
-from cudaforge_action.host import Host
+from cudaforge_action.host import Host, log
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.matrix import Known, Work, matrix, select, shards
 from cudaforge_action.project import Project, project_at
@@ -50,7 +50,10 @@ def run(inputs: Inputs, host: Host) -> int:
     host.output("matrix", matrix(made))
     host.output("shards", str(len(made)))
     host.output("targets", str(len({one.target for one in work})))
-    host.summary(_table(work, made, len(targets), notes))
+    few = _few(work, made, len(targets), found)
+    host.summary(_table(work, made, few, notes))
+    file = (inputs.output / "plan" / PLAN_FILE).as_posix()
+    log(host, [few, *(f"{one.target}: {one.reason}, {one.why}" for one in work), *notes, f"plan: {file}"])
     return 0
 
 
@@ -151,9 +154,22 @@ def _left(work: Sequence[Work], made: Sequence[Shard]) -> list[str]:
     return [f"{count} targets did not fit into this run's jobs; the next run finds them again"] if count else []
 
 
-def _table(work: Sequence[Work], made: Sequence[Shard], targets: int, notes: Sequence[str]) -> str:
-    few = f"{len({one.target for one in work})} of {targets} targets are worth forging, in {len(made)} jobs"
-    lines = ["## What to forge", "", few + "." if work else f"Nothing: all {targets} targets have what they need."]
+def _few(work: Sequence[Work], made: Sequence[Shard], targets: int, found: Discovery) -> str:
+    if not targets:
+        where = "; what cannot be forged is told above" if found.problems else ": mark a module with @forge_target"
+        return f"Nothing: no target was found{where}."
+    if not work:
+        return f"Nothing: {_counted(targets, 'target')} looked at, each has what it needs."
+    wanted = len({one.target for one in work})
+    return f"{wanted} of {_counted(targets, 'target')} worth forging, in {_counted(len(made), 'job')}."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def _table(work: Sequence[Work], made: Sequence[Shard], few: str, notes: Sequence[str]) -> str:
+    lines = ["## What to forge", "", few]
     if work:
         lines += ["", "| target | why | runner | job |", "|---|---|---|---|"]
         lines += [_row(one, made) for one in work[:_MOST_ROWS]]

@@ -54,7 +54,10 @@ def project_at(folder: Path, environ: Mapping[str, str], paths: Sequence[str] = 
     given = tuple(Path(os.path.abspath(folder / path)) for path in paths)
     for path in (folder, *given):
         if not path.exists():
-            raise UsageError(f"{path} does not exist", expected="a path in the checkout", remedy="mend the input paths")
+            name = "paths" if path != folder else "working-directory"
+            raise UsageError(
+                f"{path} does not exist", expected="a path in the checkout", remedy=f"mend the input {name}"
+            )
     root, inifile, ini = _setup(folder, given)
     start = Path(os.path.commonpath(given)) if given else folder
     options: dict[str, object] = {}

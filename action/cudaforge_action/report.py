@@ -34,7 +34,7 @@ def run(inputs: Inputs, host: Host, *, sleep: Callable[[float], None] = time.sle
     """Tell what the guard found; 1 where what it left cannot be read.
 
     Whatever the host refuses (a read-only token, a fork, no network) is a warning: the guard's own job has failed where
-    something is wrong.
+    something is wrong. Raises UsageError on a plain machine where no guard ran.
     """
     folder = inputs.output / "guard"
     try:
@@ -43,6 +43,9 @@ def run(inputs: Inputs, host: Host, *, sleep: Callable[[float], None] = time.sle
         if host.context.fork and not folder.exists():
             host.notice("nothing to report: the guard left no result of this head, which lies in a fork")
             return 0
+        if host.context.host == "plain" and not folder.exists():
+            missing = f"{folder} is not there"
+            raise UsageError(missing, expected="what mode guard leaves", remedy="run mode guard first") from None
         host.warning(str(error))
         result, status = guard_result.error_of(error), 1
     _Report(inputs, host, result, sleep).tell()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cudaforge_action.environment import key_names, token_names
 from cudaforge_action.held import checked_out
-from cudaforge_action.host import Host
+from cudaforge_action.host import Host, log
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.process import Ended, run_quoted
 from cudaforge_action.project import project_at
@@ -41,7 +41,8 @@ def run(inputs: Inputs, host: Host) -> int:
     """Verify ``inputs.shard``, or every shard that lies there; writes ``verified/<shard>/``.
 
     0 where every kernel has its verdict, whatever that is; 1 where a process died before. Raises :class:`UsageError`
-    for a key or token in the environment, and :class:`ShardError` for a folder that no forge job leaves.
+    for a key or token in the environment and where no shard lies, :class:`ShardError` for a folder that no forge job
+    leaves.
     """
     project = project_at(inputs.working_directory, os.environ, inputs.paths)
     secrets = (*token_names(os.environ), *key_names(os.environ, project.settings))
@@ -58,6 +59,7 @@ def run(inputs: Inputs, host: Host) -> int:
     host.output("verified", str(len(published)))
     host.output("best-speedup", f"{best:.3f}" if best is not None else "")
     host.summary(_summary(found))
+    log(host, [_few(kernels), *(f"{one.target} ({one.language}): {_verdict(one)}" for one in kernels)])
     for shard in found:
         if shard.error:
             host.warning(f"{shard.shard}: {shard.error.splitlines()[0]}; what was verified before is kept")
@@ -75,7 +77,14 @@ def _folders(inputs: Inputs) -> Sequence[Path]:
                 remedy="fetch its artifact first; the forge job must upload it always()",
             )
         return [folder]
-    return sorted(folder for folder in place.iterdir()) if place.is_dir() else []
+    folders = sorted(place.iterdir()) if place.is_dir() else []
+    if not folders:
+        raise UsageError(
+            f"there is nothing to verify in {place}",
+            expected="what forge jobs left, a folder for each shard",
+            remedy="run mode forge first, or fetch its artifact",
+        )
+    return folders
 
 
 def _verified(forged: Path, inputs: Inputs, host: Host) -> VerifiedShard:
@@ -129,16 +138,24 @@ def _speedup(kernel: VerifiedKernel) -> float:
     return timing.speedup_eager if timing is not None else 0.0
 
 
+def _few(kernels: Sequence[VerifiedKernel]) -> str:
+    good = sum(kernel.entry is not None for kernel in kernels)
+    return f"{good} of {len(kernels)} {'kernel' if len(kernels) == 1 else 'kernels'} may be published."
+
+
+def _verdict(kernel: VerifiedKernel) -> str:
+    return kernel.reason if kernel.entry is None else "right and faster"
+
+
 def _summary(found: Sequence[VerifiedShard]) -> str:
     kernels = [kernel for shard in found for kernel in shard.kernels]
-    good = sum(kernel.entry is not None for kernel in kernels)
-    lines = ["## Verified from source", "", f"{good} of {len(kernels)} kernels may be published."]
+    lines = ["## Verified from source", "", _few(kernels)]
     lines += [f"\n**{escape(shard.shard)}:** {escape(shard.error[:600])}" for shard in found if shard.error]
     if kernels:
         lines += ["", "| target | language | verdict | vs eager |", "|---|---|---|---|"]
     # What needs a look comes first.
     for kernel in sorted(kernels, key=lambda kernel: kernel.entry is not None)[:200]:
-        verdict = escape(kernel.reason[:300]) if kernel.entry is None else "right and faster"
+        verdict = escape(_verdict(kernel)[:300])
         gain = f"{_speedup(kernel):.2f}x" if kernel.evaluation is not None and kernel.evaluation.timing else "—"
         lines.append(f"| {escape(kernel.target)} | {escape(kernel.language)} | {verdict} | {gain} |")
     return "\n".join(lines) + "\n"

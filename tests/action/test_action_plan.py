@@ -70,7 +70,24 @@ def test_nothing_to_do_is_a_matrix_all_the_same(repo: Repo) -> None:
     outputs, work, summary = planned(targets=("Fine",))
     assert (outputs["shards"], outputs["targets"], work) == ("0", "0", [])
     assert json.loads(outputs["matrix"]) == {"include": []}
-    assert "Nothing: all 1 targets" in summary
+    assert "Nothing: 1 target looked at" in summary
+
+
+def test_the_log_says_what_the_summary_says(repo: Repo, capfd: pytest.CaptureFixture[str]) -> None:
+    planned(targets=("New", "Fine"))
+    told = capfd.readouterr().out.splitlines()
+    assert told[:2] == ["1 of 2 targets worth forging, in 1 job.", "layers.py::New: new, it has no kernel yet"]
+    assert told[-1] == "plan: .cudaforge/action/plan/plan.json"
+
+
+def test_a_project_without_targets_is_told_what_to_do(repo: Repo) -> None:
+    repo.write({"plain.py": "x = 1\n"})
+    assert "no target was found: mark a module with @forge_target" in planned(paths=("plain.py",))[2]
+
+
+def test_a_folder_that_is_not_there_is_named_by_its_input(repo: Repo) -> None:
+    with pytest.raises(UsageError, match="mend the input working-directory"):
+        planned(working_directory=Path("gone"))
 
 
 def test_damaged_files_are_stale(repo: Repo) -> None:
@@ -154,4 +171,4 @@ def test_no_torch_is_loaded_and_no_code_of_the_repo(repo: Repo) -> None:
     )
     environ = {name: value for name, value in os.environ.items() if name not in ("GITHUB_ACTIONS", "GITLAB_CI")}
     done = subprocess.run([sys.executable, "-c", code], cwd=repo.root, env=environ, capture_output=True, text=True)
-    assert done.stdout.strip() == "0 []", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1:] == ["0 []"], done.stdout + done.stderr

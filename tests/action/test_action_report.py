@@ -27,6 +27,8 @@ from cudaforge_action.workflow import Commands
 from fake_github import BOT, READER, TOKEN, FakeGitHub, fake_github, unavailable
 from guard_records import FASTER, SAME, SLOW, WRONG, result
 
+from pytest_cudaforge.errors import UsageError
+
 COMMENT = r"/issues/\d+/comments"
 
 
@@ -294,6 +296,12 @@ def test_a_plain_machine_prints_it(
     made.write(tmp_path / ".cudaforge/action/guard", result(WRONG, status=1))
     assert report.run(Inputs("report"), PlainHost(tmp_path / "out")) == 0
     assert "1 wrong" in capsys.readouterr().out
+
+
+def test_a_plain_machine_without_a_guard_is_told_to_run_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="run mode guard first"):
+        report.run(Inputs("report"), PlainHost(tmp_path / "out"))
 
 
 def test_the_reporting_job_needs_no_torch_no_model_and_no_pytest() -> None:

@@ -67,7 +67,9 @@ def test_a_job_with_a_secret_verifies_nothing(target: Target, monkeypatch: pytes
     assert "not-to-be-shown" not in str(caught.value) and not (PLACE / "verified").exists()
 
 
-def test_all_shards_without_a_name_beside_gitlabs_own_tokens(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_shards_without_a_name_beside_gitlabs_own_tokens(
+    target: Target, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CI_JOB_TOKEN", "in every job")
     monkeypatch.setenv("CI_REGISTRY_PASSWORD", "in every job")
     for name in ("01-cpu", "02-cpu"):
@@ -75,7 +77,13 @@ def test_all_shards_without_a_name_beside_gitlabs_own_tokens(target: Target, mon
     status, shard, outputs = verified(shard=None)
     assert status == 0 and outputs["verified"] == "0" and shard.kernels[0].entry is None
     assert sorted(path.name for path in (PLACE / "verified").iterdir()) == ["01-cpu", "02-cpu"]
+    assert "0 of 2 kernels may be published." in capfd.readouterr().out
     assert "has changed" in (PLACE / "summary.md").read_text()
+
+
+def test_without_any_shard_there_is_nothing_to_verify(target: Target) -> None:
+    with pytest.raises(UsageError, match="there is nothing to verify"):
+        verified(shard=None)
 
 
 def test_a_lost_shard_is_an_error_with_a_shard_named(target: Target) -> None:
