@@ -20,6 +20,7 @@ from cudaforge_action.host import GOES_ON, Host
 from cudaforge_action.inputs import Inputs, Runner, as_environ
 from cudaforge_action.plan import planned_shards
 from cudaforge_action.project import project_at
+from cudaforge_action.publish import check_target
 from cudaforge_action.scrubbing import scrubbed
 
 __all__ = ["GIVEN_UP", "run"]
@@ -44,8 +45,12 @@ def run(inputs: Inputs, host: Host) -> int:
     """The first exit status that is not 0, or 0. Later stages run all the same: what was forged is worth publishing.
 
     Without a token (but on a plain machine, where git's own credentials do) nothing is published: ``action.yml`` does
-    that in a step of its own. Raises UsageError as the modes do.
+    that in a step of its own. Raises UsageError as the modes do, and where it could not be published: before anything
+    is spent.
     """
+    publishes = bool(inputs.token) or host.context.host == "plain"
+    if publishes:
+        check_target(inputs, host.context)
     host.warning(GIVEN_UP)
     for left in ("forged", "verified", "published", "plan"):
         shutil.rmtree(inputs.output / left, ignore_errors=True)
@@ -55,7 +60,7 @@ def run(inputs: Inputs, host: Host) -> int:
         for shard in planned_shards(inputs.output / "plan"):
             statuses.append(_stage("forge", replace(inputs, shard=shard), host))
             statuses.append(_stage("verify", replace(inputs, shard=shard), host))
-        if inputs.token or host.context.host == "plain":
+        if publishes:
             statuses.append(_stage("publish", inputs, host))
         else:
             host.notice("not published here: this process was given no token")

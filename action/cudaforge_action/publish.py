@@ -31,7 +31,7 @@ from cudaforge_action.branch import (
     trailers,
 )
 from cudaforge_action.harvest import Harvest, harvest
-from cudaforge_action.host import Host
+from cudaforge_action.host import Host, log
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.merged import write_merged
 from cudaforge_action.plan import PLAN_FILE
@@ -45,7 +45,7 @@ from pytest_cudaforge.report import files
 from pytest_cudaforge.report.escaping import one_line, plain
 from pytest_cudaforge.report.markdown import escape, unlinked
 
-__all__ = ["run"]
+__all__ = ["check_target", "run"]
 
 _MOST_LINES = 100
 #: As many as GitHub shows of a step.
@@ -67,6 +67,12 @@ class _Result:
     built: Built
     head: str
     told: Mapping[str, str]
+
+
+def check_target(inputs: Inputs, context: Context) -> None:
+    """Raises UsageError where :func:`run` would not know where to publish: to be told before anything is spent."""
+    _url(inputs, context)
+    _base_ref(inputs, context)
 
 
 def run(inputs: Inputs, host: Host) -> int:
@@ -374,6 +380,7 @@ def _tell(inputs: Inputs, host: Host, found: Harvest, result: _Result, pull: Ope
         host.notice(f"open the pull request by hand: {compare}")
     text = _summary(host.context, found, result, pull, compare, kernels)
     host.summary(text)
+    log(host, _said(result, pull, compare, kernels))
     files.write(inputs.output / "published" / "summary.md", text, "summary.md")
 
 
@@ -384,6 +391,12 @@ _SAID = {
     "none": "nothing was to be done",
     "pushed": "pushed the branch",
 }
+
+
+def _said(result: _Result, pull: Opened, compare: str, kernels: Sequence[Kernel]) -> list[str]:
+    where = pull.url or (compare if pull.operation == "pushed" else "")
+    held = f"{result.branch.name} at {result.head[:9]} brings {len(kernels)} kernel{'s' if len(kernels) != 1 else ''}"
+    return [f"{_SAID[pull.operation]}{': ' + where if where else ''}", *([held] if kernels else [])]
 
 
 def _summary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,15 @@ def test_artifacts_of_two_sets_of_targets_are_told_apart() -> None:
     assert handover(Inputs("guard", status_context="cudaforge/guard[*]"))["keep"] == "cudaforge-guard"
     with pytest.raises(UsageError, match="no shard"):
         handover(Inputs("verify"))
+
+
+def test_one_job_that_could_not_publish_spends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("x = 1\n")
+    code = "import sys; from cudaforge_action.__main__ import main; sys.exit(main(['all', '--base', 'main']))"
+    environ = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    done = run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "git remote add origin" in done.stderr, done.stderr
+    assert done.stdout == "" and not (tmp_path / ".cudaforge").exists()
 
 
 def test_stages_of_one_job_are_given_what_they_need_and_no_more(tmp_path: Path) -> None:

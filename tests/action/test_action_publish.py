@@ -44,6 +44,14 @@ def test_what_was_verified_becomes_a_branch_a_pull_request_and_a_status(repo: Re
     assert done.outputs["spent-usd"] == "0.0600"
 
 
+def test_the_log_says_what_became_of_it(repo: Repo, capfd: pytest.CaptureFixture[str]) -> None:
+    repo.jobs("Scale")
+    done = repo.publish()
+    opened, held = capfd.readouterr().out.splitlines()[-2:]
+    assert opened == f"opened a pull request: {done.outputs['pull-request-url']}"
+    assert held == f"{BRANCH} at {done.outputs['pull-request-head-sha'][:9]} brings 1 kernel"
+
+
 def test_a_second_publish_without_news_writes_nothing_whatever_its_timings_are(repo: Repo) -> None:
     repo.jobs("Scale", "Shift")
     first = repo.publish(labels=("forge",), reviewers=("grace",))
