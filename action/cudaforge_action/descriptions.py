@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["DESCRIPTIONS"]
+__all__ = ["DESCRIPTIONS", "MODE_DESCRIPTIONS"]
+
+MODE_DESCRIPTIONS: Final[Mapping[str, str]] = {
+    "guard": "pytest --forge-guard: are forged kernels still right, and as fast as promised?",
+    "report": "tell what guard left: a comment and a status, on a plain machine the terminal",
+    "plan": "which targets are worth forging; plan/plan.json, the matrix of a workflow",
+    "forge": "pytest --forge on one shard of the plan (--shard); the only one that needs a model's key",
+    "verify": "build what was forged from its source and judge it anew; refuses keys and tokens",
+    "publish": "push what was verified to a branch of its own; on GitHub with its pull request and status",
+    "all": "plan, forge, verify and publish, one after the other on this machine",
+}
 
 DESCRIPTIONS: Final[Mapping[str, str]] = {
     "mode": "What to do: `guard`, `report`, `plan`, `forge`, `verify`, `publish` or `all`",

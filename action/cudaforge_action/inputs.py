@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn, cast
 
 import yaml
 
-from cudaforge_action.descriptions import DESCRIPTIONS
+from cudaforge_action.descriptions import DESCRIPTIONS, MODE_DESCRIPTIONS
 from cudaforge_action.records import Shard
 from pytest_cudaforge.errors import UsageError
 
@@ -30,6 +30,12 @@ MATRIX_JOBS_LIMIT: Final = 256
 
 # A shard's name becomes a folder and part of an artifact's name.
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ABOUT = """\
+What the GitHub Action runs; the same on GitLab CI and on a plain machine. Results, summary.md and outputs.json lie in
+.cudaforge/action (--output-dir).
+
+modes:
+"""
 _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
 
 
@@ -152,14 +158,17 @@ def _from_command_line(argv: Sequence[str]) -> dict[str, str]:
         prog="cudaforge-ci",
         allow_abbrev=False,
         usage="%(prog)s MODE [--input VALUE ...]",
-        description="What the GitHub Action runs; the same on GitLab CI and on a plain machine.",
-        epilog="A token is read from CUDAFORGE_TOKEN.",
+        description=_ABOUT + "\n".join(f"  {mode:9}{said}" for mode, said in MODE_DESCRIPTIONS.items()),
+        epilog="A token is read from the variable CUDAFORGE_TOKEN. Exit status 2: a wrong input or situation.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("mode", nargs="?", metavar="MODE", help=" | ".join(MODES))
+    defaults = as_environ(Inputs(mode=""))
     for item in fields(Inputs):
         if item.name not in ("mode", "token"):
             once = "true" if item.name in _SWITCHES else None
-            said = DESCRIPTIONS[item.name].replace("%", "%%")
+            default = defaults.get(f"INPUT_{item.name.upper()}", "")
+            said = (DESCRIPTIONS[item.name] + (f" (default: {default})" if default else "")).replace("%", "%%")
             parser.add_argument(_flag(item.name), nargs="?" if once else None, const=once, metavar="VALUE", help=said)
     return {name: value for name, value in vars(parser.parse_args(argv)).items() if value}
 

@@ -11,8 +11,9 @@ from subprocess import run
 
 import pytest
 from cudaforge_action.all import environment
+from cudaforge_action.descriptions import MODE_DESCRIPTIONS
 from cudaforge_action.handover import handover
-from cudaforge_action.inputs import Inputs, Runner, as_environ, read
+from cudaforge_action.inputs import MODES, Inputs, Runner, as_environ, read
 from cudaforge_action.records import Shard
 
 from pytest_cudaforge.errors import UsageError
@@ -100,6 +101,15 @@ def test_bad_input_is_named_with_what_was_expected(name: str, text: str) -> None
 def test_no_mode_is_an_error_too() -> None:
     with pytest.raises(UsageError, match="input mode is missing"):
         read({}, ())
+
+
+def test_help_says_what_each_mode_does_and_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read({}, ["--help"])
+    told = capsys.readouterr().out
+    assert tuple(MODE_DESCRIPTIONS) == MODES
+    assert all(f"  {mode:9}{said}\n" in told for mode, said in MODE_DESCRIPTIONS.items())
+    assert "(default: cudaforge/forge)" in told and "(default: 16)" in told
 
 
 def test_inputs_go_to_another_process_and_come_back_the_same() -> None:
