@@ -244,7 +244,7 @@ def _message(kernels: Sequence[Kernel]) -> str:
     lines = [f"feat: {body.title(kernels)[0].lower()}{body.title(kernels)[1:]}", ""] if kernels else ["feat: forge"]
     for kernel in kernels[:_MOST_LINES]:
         entry = kernel.entry
-        lines.append(unlinked(f"- {one_line(plain(entry.target), 200)} ({entry.language}, {entry.arch})"))
+        lines.append(_inert(f"- {one_line(plain(entry.target), 200)} ({entry.language}, {entry.arch})"))
     rest = len(kernels) - _MOST_LINES
     return "\n".join([*lines, *([f"- and {rest} more"] if rest > 0 else [])])
 
@@ -262,7 +262,13 @@ def _trailers(context: Context, found: Harvest) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    return unlinked(one_line(plain(text), 500))
+    return _inert(one_line(plain(text), 500))
+
+
+def _inert(text: str) -> str:
+    """For a commit's message: it mentions nobody, and is no "[skip ci]", with which no workflow would look at the
+    branch (https://docs.github.com/actions/how-tos/manage-workflow-runs/skip-workflow-runs)."""
+    return unlinked(text).replace("[", "[\u200b")
 
 
 # -- the pull request --------------------------------------------------------------------------------------------------

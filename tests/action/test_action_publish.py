@@ -121,6 +121,19 @@ def test_what_was_verified_beside_the_base_is_not_published_there(repo: Repo) ->
     assert repo.publish().outputs["kernels"] == "1"
 
 
+def test_no_text_of_a_forge_job_keeps_workflows_from_looking_at_the_branch(repo: Repo) -> None:
+    repo.jobs("Scale")
+    path = repo.results / "forged/01-cpu/shard.json"
+    data = json.loads(path.read_text())
+    data["shard"]["kernels"][0]["models"] = ["[skip ci]", "m\n\n\nskip-checks: true"]
+    path.write_text(json.dumps(data))
+    repo.publish()
+    message = git(repo.hub.bare, "log", "-1", "--format=%B", BRANCH)
+    assert "skip ci]" in message and "[skip ci]" not in message
+    assert not [line for line in message.splitlines() if line.startswith("skip-checks")]
+    assert "[skip ci]" not in repo.hub.pulls[1].body + repo.hub.pulls[1].title
+
+
 def test_a_shard_that_was_not_planned_is_not_published(repo: Repo) -> None:
     repo.jobs("Scale")
     repo.jobs("Shift", shard="99-other")
