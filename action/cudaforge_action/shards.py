@@ -76,6 +76,8 @@ _FORMAT = {ForgedShard: "cudaforge-forged-shard", VerifiedShard: "cudaforge-veri
 _VERSION = 1
 _MOST_KERNELS = 1_000
 _SHARD_BYTES, _TRACE_BYTES, _SOURCE_BYTES, _BINARIES_BYTES = 64 << 20, 64 << 20, 4 << 20, 64 << 20
+#: Of all traces of a shard: they are held in memory, those of every shard.
+_TRACES_BYTES = 256 << 20
 #: GitHub refuses single files of more than 100 MiB in a repository; an artifact has no such limit.
 _PROFILE_BYTES = 1 << 30
 
@@ -186,6 +188,8 @@ def write_forged(folder: Path, shard: ForgedShard, traces: Mapping[str, Trace]) 
 def read_forged(folder: Path) -> Forged:
     """A forge job's folder, checked. Raises :class:`ShardError`."""
     listed = files_below(folder)
+    traces = sum(size for name, size in listed.items() if name.startswith(f"{TRACES}/"))
+    _refuse_size(folder / TRACES, traces, _TRACES_BYTES)
     shard = _record(ForgedShard, folder)
     _each_once([(kernel.target, kernel.language, kernel.variant) for kernel in shard.kernels], folder)
     kernels = tuple((kernel, _trace_of(kernel, folder, listed)) for kernel in shard.kernels)

@@ -253,6 +253,14 @@ def test_too_large_is_not_read(tmp_path: Path) -> None:
         read_json(path, 101)
 
 
+def test_traces_that_are_too_large_together_are_not_read(forged: Path) -> None:
+    for number in range(5):
+        with (forged / f"traces/{number}.json").open("wb") as stream:
+            stream.truncate(60 << 20)
+    with pytest.raises(ShardError, match="traces: is larger than 268435456 bytes"):
+        read_forged(forged)
+
+
 # -- a forged kernel -----------------------------------------------------------------------------------------------
 
 
