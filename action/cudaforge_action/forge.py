@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from cudaforge_action.environment import for_forging, key_names, token_names
 from cudaforge_action.held import checked_out
 from cudaforge_action.host import Host
 from cudaforge_action.inputs import Inputs
+from cudaforge_action.interpreter import interpreter
 from cudaforge_action.process import Ended, run_quoted
 from cudaforge_action.project import Project, project_at
 from cudaforge_action.records import ForgedKernel, ForgedShard, Shard
@@ -103,9 +103,7 @@ def _shard(inputs: Inputs) -> Shard:
 
 def _argv(inputs: Inputs, shard: Shard, project: Project) -> list[str]:
     """Everything but the files of the results and the ids. What is given twice counts by its last: ours."""
-    python = inputs.python or sys.executable
-    if shutil.which(python) is None:
-        raise UsageError(f"input python: {python!r} cannot be run", expected="a Python that has this package and torch")
+    python = interpreter(inputs)
     device = shard.device or inputs.device
     options = [
         f"--rootdir={project.root}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from cudaforge_action.artifact import ArtifactError
 from cudaforge_action.guard_result import GuardResult
 from cudaforge_action.host import Host
 from cudaforge_action.inputs import Inputs
+from cudaforge_action.interpreter import interpreter
 from cudaforge_action.process import Ended, run_quoted
 from cudaforge_action.records import GuardRun, Unchecked
 from cudaforge_action.scrubbing import scrubbed
@@ -105,13 +105,7 @@ def _cleared(output: Path, name: str, top: Path) -> Path:
 
 
 def _pytest(inputs: Inputs) -> list[str]:
-    found = shutil.which(inputs.python or sys.executable)
-    if found is None:
-        raise UsageError(
-            f"input python: {inputs.python!r} cannot be run", expected="a Python that has this package and torch"
-        )
-    # Seen from here; pytest starts in the working directory.
-    return [os.path.abspath(found), "-m", "pytest"]
+    return [interpreter(inputs), "-m", "pytest"]
 
 
 def _options(inputs: Inputs, host: Host, start: Path, folder: Path) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _unknown_target(name: str, found: Discovery) -> UsageError:
 def _kernels(project: Project, inputs: Inputs) -> tuple[list[Known], list[str]]:
     kernels = list(held.here(project.manifest))
     on_branch = held.proposed(project.settings.forge_dir, inputs.head_branch)
-    notes = [f"{on_branch.note}: what it may bring is not left out"] if on_branch.note else []
+    notes = [f"{on_branch.note}: a kernel that waits there for its merge counts as missing"] if on_branch.note else []
     return [*kernels, *on_branch.kernels], notes
 
 

@@ -7,7 +7,6 @@ with the reason.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from cudaforge_action.environment import key_names, token_names
 from cudaforge_action.held import checked_out
 from cudaforge_action.host import Host, log
 from cudaforge_action.inputs import Inputs
+from cudaforge_action.interpreter import interpreter
 from cudaforge_action.process import Ended, run_quoted
 from cudaforge_action.project import project_at
 from cudaforge_action.records import VerifiedKernel, VerifiedShard
@@ -98,18 +98,9 @@ def _verified(forged: Path, inputs: Inputs, host: Host) -> VerifiedShard:
     # Not from the checkout: `-m` looks for modules where it stands first.
     start = Path(sys.prefix)
     paths = [f"--path={path}" for path in inputs.paths]
-    argv = [_python(inputs), "-m", "cudaforge_action.verification", *places, *device, *paths]
+    argv = [interpreter(inputs), "-m", "cudaforge_action.verification", *places, *device, *paths]
     ended = run_quoted(argv, start, scrubbed(os.environ), host, f"verifying {name}")
     return _read(folder, name, ended)
-
-
-def _python(inputs: Inputs) -> str:
-    found = shutil.which(inputs.python or sys.executable)
-    if found is None:
-        raise UsageError(
-            f"input python: {inputs.python!r} cannot be run", expected="a Python that has this package and torch"
-        )
-    return os.path.abspath(found)
 
 
 def _read(folder: Path, name: str, ended: Ended) -> VerifiedShard:
@@ -139,6 +130,8 @@ def _speedup(kernel: VerifiedKernel) -> float:
 
 
 def _few(kernels: Sequence[VerifiedKernel]) -> str:
+    if not kernels:
+        return "No kernel was forged: there is nothing to verify."
     good = sum(kernel.entry is not None for kernel in kernels)
     return f"{good} of {len(kernels)} {'kernel' if len(kernels) == 1 else 'kernels'} may be published."
 
