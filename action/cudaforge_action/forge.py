@@ -292,7 +292,7 @@ def _error(ended: Ended, folder: Path) -> str:
         return f"{_ENDED[ended.status]}: {ended.last_words[-600:]}"
     if ended.status not in (0, 1):
         return f"pytest ended with the unknown status {ended.status}"
-    return "" if (folder / "report.json").is_file() else f"pytest wrote no report: {ended.last_words[-600:]}"
+    return "" if (folder / "report.json").is_file() else f"pytest wrote no report\n{ended.last_words[-600:]}"
 
 
 def _status(ended: Ended, told: ForgedShard, strict: bool) -> int:

@@ -74,7 +74,7 @@ def _folders(inputs: Inputs) -> Sequence[Path]:
             raise UsageError(
                 f"there is no shard {inputs.shard.name} in {place}",
                 expected="what the forge job of the same name left",
-                remedy="fetch its artifact first; the forge job must upload it always()",
+                remedy="run mode forge on it first, or fetch its artifact, which the forge job uploads if: always()",
             )
         return [folder]
     folders = sorted(place.iterdir()) if place.is_dir() else []
