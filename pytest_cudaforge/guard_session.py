@@ -407,8 +407,7 @@ class GuardSession:
         assert entry is not None and place is not None
         promised = next(one for one in entry.workloads if one.name == name)
         return Promises.of(
-            promised.speedup_eager,
-            promised.speedup_compile,
+            *promised.promised,
             measured_on=(_measured_on(entry, place), entry.torch),
             here=(_device_told(runner.facts), runner.machine.toolchain.torch),
         )

@@ -200,6 +200,8 @@ def _workload(workload: WorkloadFacts, final: Evaluation) -> EntryWorkload:
         workload.inputs,
         timing.vs_eager.speedup if timing else None,
         timing.vs_compile.speedup if timing and timing.vs_compile else None,
+        timing.vs_eager.low if timing else None,
+        timing.vs_compile.low if timing and timing.vs_compile else None,
     )
 
 

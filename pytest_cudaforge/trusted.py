@@ -33,7 +33,7 @@ _SETTINGS = ("allow", "trials", "isolation", "timing_budget_s", "arch")
 _GUARD_SETTINGS = ("relative", "absolute_us", "promise_margin", "inconclusive")
 #: Keys of pytest's ini file that say what is collected, and with which options.
 GUARD_KEYS = ("addopts", "forge_dir", "forge_paths", "forge_cases", "norecursedirs", "pythonpath")
-_PROMISES = ("speedup_eager", "speedup_compile")
+_PROMISES = ("speedup_eager", "speedup_compile", "least_eager", "least_compile")
 
 
 # -- settings ----------------------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ class Kernel:
         """
         guard = dataclasses.replace(self.entry.guard, reasons=())
         workloads = tuple(
-            dataclasses.replace(one, speedup_eager=None, speedup_compile=None) for one in self.entry.workloads
+            dataclasses.replace(one, speedup_eager=None, speedup_compile=None, least_eager=None, least_compile=None)
+            for one in self.entry.workloads
         )
         sources = tuple(file for file in self.entry.files if file.name != BINARIES)
         return dataclasses.replace(self.entry, guard=guard, workloads=workloads, files=sources, device="", isolation="")

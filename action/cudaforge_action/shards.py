@@ -344,7 +344,7 @@ def _check_entry(kernel: VerifiedKernel, entry: Entry) -> None:
         raise _wrong(kernel.target, "has an entry that says otherwise than its verdict")
     _check_directory(entry)
     for workload in entry.workloads:
-        promised = (workload.speedup_eager, workload.speedup_compile)
+        promised = (workload.speedup_eager, workload.speedup_compile, workload.least_eager, workload.least_compile)
         if not all(speedup is None or _is_positive(speedup) for speedup in promised):
             raise _wrong(kernel.target, "promises a speedup that is no number")
 

@@ -32,12 +32,23 @@ class EntryFile:
 
 @dataclass(frozen=True)
 class EntryWorkload:
-    """One drawn input set the kernel was verified on. ``inputs``: flattened path -> spec or plain value."""
+    """One drawn input set the kernel was verified on. ``inputs``: flattened path -> spec or plain value.
+
+    ``speedup_...`` is what was measured, ``least_...`` the low end of its 99 % interval: what is promised.
+    """
 
     name: str
     inputs: tuple[tuple[str, TensorSpec | int | float | bool | str | None], ...]
     speedup_eager: float | None = None
     speedup_compile: float | None = None
+    least_eager: float | None = None
+    least_compile: float | None = None
+
+    @property
+    def promised(self) -> tuple[float | None, float | None]:
+        """The speedups over eager and torch.compile that the kernel is held to; None where there is none."""
+        eager = self.speedup_eager if self.least_eager is None else self.least_eager
+        return eager, self.speedup_compile if self.least_compile is None else self.least_compile
 
 
 @dataclass(frozen=True)
@@ -166,8 +177,12 @@ def _unwritable(path: Path, error: OSError) -> PublishError:
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
-    """The record without what only targets with gradients have, or with several kernels."""
+    """The record without what only targets with gradients have, or with several kernels, and what nobody measured."""
     data: dict[str, Any] = to_json(entry)
+    for workload in data["workloads"]:
+        for name in ("least_eager", "least_compile"):
+            if workload[name] is None:
+                del workload[name]
     if entry.backward is None:
         del data["backward"]
     if not entry.variant:

@@ -43,6 +43,15 @@ def test_it_goes_to_disk_and_back(tmp_path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["manifest.json"], "no lock or temporary file is left"
 
 
+def test_what_is_promised_is_the_low_end_of_what_was_measured(tmp_path: Path) -> None:
+    measured = replace(ENTRY.workloads[0], speedup_compile=3.0, least_compile=1.4)
+    assert (ENTRY.workloads[0].promised, measured.promised) == ((2.0, None), (2.0, 1.4))
+    path = tmp_path / "manifest.json"
+    merge(path, [replace(ENTRY, workloads=(measured,))])
+    assert Manifest.load(path).entries[0].workloads == (measured,)
+    assert "least_eager" not in path.read_text()
+
+
 def test_merging_replaces_the_same_key_and_keeps_the_others(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     other = replace(ENTRY, arch="sm_90", language="cuda")
