@@ -232,7 +232,8 @@ def digest(folder: Path) -> str:
 
 def virtual_environment(found: dict[str, Any], folder: Path, light: bool) -> str:
     """A virtual environment in ``folder``; unless it is light it sees all that ``found`` sees."""
-    python = folder.absolute() / "bin" / "python"
+    folder = folder.absolute()
+    python = folder / "bin" / "python"
     if not python.exists():
         shutil.rmtree(folder, ignore_errors=True)
         options = [] if light else ["--system-site-packages"]

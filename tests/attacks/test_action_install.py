@@ -167,8 +167,11 @@ def test_an_environment_that_must_be_left_alone_is_seen_through_another(tmp_path
     place = next((tmp_path / "runner").glob("lib/python*/site-packages"))
     (place / "editable.pth").write_text(f"{tmp_path / 'sources'}\n")
     call = f"import sys; sys.path.insert(0, {str(INSTALL.parent)!r}); import install; from pathlib import Path; "
-    call += f"found = install.probe({str(python)!r}); print(install.virtual_environment(found, Path('seeing'), False))"
-    done = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, capture_output=True, text=True)
-    seeing = tmp_path / done.stdout.split()[-1]
+    call += (
+        f"found = install.probe({str(python)!r}); place = install.virtual_environment(found, Path('seeing'), False); "
+    )
+    call += "Path('told').write_text(str(place))"
+    subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True)
+    seeing = tmp_path / (tmp_path / "told").read_text()
     subprocess.run([seeing, "-c", "import torch, project"], check=True)
     assert versions(str(seeing))["torch"] == "2.7.1" and str(tmp_path / "seeing") in str(seeing)
