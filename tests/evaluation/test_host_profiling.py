@@ -57,7 +57,7 @@ def test_a_planted_fault_is_named_with_its_line(evaluator: Evaluator, target: Ta
     if fault.line:
         hottest = max(profile.lines, key=lambda line: line.share or 0.0)
         # The loop's statement, or what the compiler inlined into it: samples fall on either.
-        assert fault.line in hottest.source or hottest.source in POLYNOMIAL, profile.lines
+        assert hottest.source and (fault.line in hottest.source or hottest.source in POLYNOMIAL), profile.lines
 
 
 def test_a_profile_says_on_which_rung_it_stands_and_why(honest: Profile) -> None:
