@@ -17,7 +17,7 @@ from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.host_profiling import HostSeat
-from pytest_cudaforge.evaluation.module_building import Workshop
+from pytest_cudaforge.evaluation.module_building import Workshop, compiles_itself
 from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
 from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import wait_for_quiet
@@ -67,6 +67,8 @@ __all__ = ["HOSTED", "Attempt"]
 HOSTED = frozenset({"module", LANGUAGE})
 #: What torch.compile may take in the first call of a worker.
 _COMPILE_S = 300.0
+#: What Triton may take, with a dozen configurations to choose from, wherever a module's shapes are new to it.
+_TUNING_S = 30.0
 #: A speedup over torch.compile that asks for a second look.
 _QUARANTINE = 10.0
 #: From this time on two clocks on the same calls are held against each other, and within what share they agree.
@@ -303,8 +305,12 @@ class Attempt:
         return Workbench(workshop, host.oracle, self.target, product, self._limit_s(self._slowest()))
 
     def _limit_s(self, alone: Sample | None) -> float:
-        """How long a call of this candidate's may take; the first one of a worker may compile."""
-        compiling_s = _COMPILE_S if self.candidate.language == LANGUAGE else 0.0
+        """How long a call of this candidate's may take; one that is the first of its kind may compile."""
+        settings, compiling_s = self.evaluator.settings, 0.0
+        if self.candidate.language == LANGUAGE:
+            compiling_s = _COMPILE_S
+        elif self.candidate.language in HOSTED and settings.hang_limit_s is None:
+            compiling_s = _TUNING_S if compiles_itself(self.candidate, settings.device) else 0.0
         return self.evaluator.hang_limit_s(alone) + compiling_s
 
     def _label_module(self, workshop: Workshop) -> None:

@@ -20,10 +20,17 @@ from pytest_cudaforge.languages.extension import ExtensionRequest
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.records import Build, Candidate, DeviceFacts, Status, Target, TargetFacts, WorkloadFacts
 
-__all__ = ["Workshop"]
+__all__ = ["Workshop", "compiles_itself"]
 
 #: Gives the library and whether it was there already.
 Compile = Callable[[ExtensionRequest], tuple[Binary, bool]]
+
+
+def compiles_itself(candidate: Candidate, torch_device: str) -> bool:
+    """Whether a module's calls compile, and may choose among what they compiled: Triton does so in the process that
+    launches."""
+    jit = re.compile(r"\b(?:triton|compile)\b")
+    return torch_device != "cpu" and any(jit.search(source) for _, source in candidate.files)
 
 
 class Workshop:
@@ -63,8 +70,8 @@ class Workshop:
         self._torch_device, self._start_limit_s = torch_device, start_limit_s
         self._spawn, self._compile = spawn, compile_
         self._libraries: dict[str, bytes] = {}
-        #: Triton compiles in the process that launches; later workers get what the first one compiled.
-        self._compiles_itself = torch_device != "cpu" and re.search(r"\b(?:triton|compile)\b", source) is not None
+        #: Later workers get what the first one compiled.
+        self._compiles_itself = compiles_itself(candidate, torch_device)
         self._compiled = b""
         self._logs: list[str] = []
         self.seconds, self.cached = 0.0, True

@@ -26,7 +26,7 @@ from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.novelty import Round
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.sitting import Rotation
-from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts, to_json
+from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -259,11 +259,13 @@ def test_a_module_that_writes_sealed_inputs_is_refused_and_no_other(
 # -- time
 
 
-def _open_eager(oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int) -> Rotation:
+def _open_eager(
+    oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int, *, compiled: bool = True
+) -> Rotation:
     """A rotation without torch.compile, which takes seconds per target and decides nothing here."""
-    args = {"target": to_json(target), "workload": workload.name, "frames": frames, "compiled": False}
-    data = oracle.request("rotation", **args)
-    return Rotation(data["rotation"], oracle.generation, workload, frames, tuple(data["parties"]), data["compile_note"])
+    return dataclasses.replace(
+        sitting.open_rotation(oracle, target, workload, frames, compiled=False), compiled=compiled
+    )
 
 
 @pytest.fixture

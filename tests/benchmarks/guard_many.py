@@ -150,12 +150,16 @@ def guarded(root: Path, device: str, out: Path) -> tuple[float, dict[str, Any]]:
     known = importlib.metadata.entry_points(group="pytest11", name="cudaforge")
     plugin = [] if known else ["-p", "pytest_cudaforge.plugin"]
     options = ["--forge-guard", "--forge-base=main", f"--forge-device={device}", f"--forge-json={out}"]
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *options]
+    argv = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *plugin, *options]
     began = time.perf_counter()
-    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, check=False)
+    with subprocess.Popen(argv, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            if "::guard[" in text:
+                print(f"{time.perf_counter() - began:6.1f} s {text.strip()}", flush=True)
     seconds = time.perf_counter() - began
-    if not out.exists() or done.returncode not in (0, 1):
-        raise SystemExit(done.stdout[-6000:] + done.stderr[-3000:])
+    if not out.exists() or process.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {process.returncode}")
     return seconds, json.loads(out.read_text())["guard"]
 
 

@@ -189,7 +189,7 @@ def _show(evaluation: Evaluation) -> None:
         print(f"  worst ratio {evaluation.verification.worst_ratio}, guard {evaluation.verification.guard}")
 
 
-def test_small_module_within_four_seconds(evaluator: Evaluator, repo: Path) -> None:
+def test_a_small_module(evaluator: Evaluator, repo: Path) -> None:
     target = _target(repo, "::RMSNorm")
     print(evaluator.baselines(target))
     evaluator.evaluate(_norm(after="// warm"), target)
@@ -199,7 +199,6 @@ def test_small_module_within_four_seconds(evaluator: Evaluator, repo: Path) -> N
     assert evaluation.timing is not None and evaluation.timing.clock == "events"
     # A plain kernel beats eager by far; whether it beats the compiler is not this test's matter.
     assert evaluation.timing.speedup_eager > 2
-    assert evaluation.seconds <= 4.0
 
 
 @pytest.mark.parametrize(
@@ -285,14 +284,13 @@ def test_a_plan_with_a_library_product(evaluator: Evaluator, repo: Path) -> None
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 100 << 30,
     reason="needs 100 GB of GPU memory",
 )
-def test_kernelbench_level1_36_within_fifteen_seconds(evaluator: Evaluator, repo: Path) -> None:
+def test_kernelbench_level1_36(evaluator: Evaluator, repo: Path) -> None:
     target = _target(repo, "36_RMSNorm_.py::Model")
     print(evaluator.baselines(target))
     candidate = Candidate.of("cuda", {"kernel.cu": CHANNEL_NORM, "plan.py": CHANNEL_PLAN})
     evaluation = evaluator.evaluate(candidate, target)
     _show(evaluation)
     assert evaluation.status is Status.PASSED, evaluation.reason
-    assert evaluation.seconds <= 15.0
     loop = "k < %s; ++k) {\n    float4 v = p[k * inner]; a"
     short = CHANNEL_NORM.replace(loop % "channels", loop % "channels - 1")
     assert short != CHANNEL_NORM

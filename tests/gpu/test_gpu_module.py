@@ -52,6 +52,17 @@ def twice(x):
 """
 
 
+TUNED = (
+    TRITON.replace(
+        "@triton.jit",
+        "@triton.autotune([triton.Config({'BLOCK': b}, num_warps=w) for b in (128, 256, 512, 1024) for w in (1, 2, 4)],"
+        " key=['n'])\n@triton.jit",
+    )
+    .replace("triton.cdiv(x.numel(), 256),", "triton.cdiv(x.numel(), 128),")
+    .replace(", BLOCK=256)", ")")
+)
+
+
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repo")
@@ -72,8 +83,12 @@ def _evaluate(evaluator: Evaluator, repo: Path, candidate: Candidate, timing: bo
 
 @pytest.mark.parametrize(
     "candidate",
-    [model("return ext.twice(x)", before=INLINE), model("return twice(x)", before=TRITON)],
-    ids=["load_inline", "triton"],
+    [
+        model("return ext.twice(x)", before=INLINE),
+        model("return twice(x)", before=TRITON),
+        model("return twice(x)", before=TUNED),
+    ],
+    ids=["load_inline", "triton", "autotuned"],
 )
 def test_own_kernels_pass_by_the_supervisors_clock(evaluator: Evaluator, repo: Path, candidate: Candidate) -> None:
     evaluation = _evaluate(evaluator, repo, candidate, timing=True)

@@ -206,7 +206,7 @@ def test_nothing_is_wrong_with_an_honest_kernel(counters: None, evaluator: Evalu
     print(len(floor), sorted(floor))
 
 
-def test_a_small_candidate_in_time(counters: None, evaluator: Evaluator, repo: Path) -> None:
+def test_a_small_candidate_at_both_depths(counters: None, evaluator: Evaluator, repo: Path) -> None:
     candidate = Candidate.of("cuda", {"kernel.cu": SMALL, "plan.py": SMALL_PLAN})
     target = _target(repo, "Small")
     evaluator.profile(candidate, target)
@@ -214,7 +214,6 @@ def test_a_small_candidate_in_time(counters: None, evaluator: Evaluator, repo: P
     _show(quick)
     _show(full)
     assert quick.rung == full.rung == "ncu"
-    assert quick.seconds <= 5.0 and full.seconds <= 12.0
     assert full.rules and full.lines
 
 
@@ -222,7 +221,7 @@ def test_a_small_candidate_in_time(counters: None, evaluator: Evaluator, repo: P
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 100 << 30,
     reason="needs 100 GB of GPU memory",
 )
-def test_level1_36_in_time(counters: None, evaluator: Evaluator, repo: Path) -> None:
+def test_level1_36(counters: None, evaluator: Evaluator, repo: Path) -> None:
     candidate, target = Candidate.of("cuda", {"kernel.cu": BIG, "plan.py": BIG_PLAN}), _target(repo, "Big")
     evaluator.baselines(target)
     began = time.perf_counter()
@@ -231,8 +230,7 @@ def test_level1_36_in_time(counters: None, evaluator: Evaluator, repo: Path) -> 
     _show(profile)
     print(f"  a whole round: {time.perf_counter() - began:.1f} s, its evaluation {evaluation.seconds:.1f} s")
     assert evaluation.passed, evaluation.reason
-    assert time.perf_counter() - began <= 30.0
-    assert profile.rung == "ncu" and profile.seconds <= 15.0
+    assert profile.rung == "ncu"
     assert [found.bound for found in diagnose(profile)] == ["memory bandwidth"]
 
 
