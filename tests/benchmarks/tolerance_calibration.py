@@ -877,7 +877,7 @@ def main() -> None:
         if args.save:
             args.save.write_text("\n".join(packed(rows)) + "\n", encoding="utf-8")
     print(brief(rows) if args.brief else table(rows))
-    print(f"{len(rows)} rows; torch {torch.__version__}, reference on {args.device}")
+    print(f"{len(rows)} rows, reference on {', '.join(sorted({row.device for row in rows}))}")
 
 
 if __name__ == "__main__":
