@@ -7,6 +7,7 @@ as long each time.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,8 @@ class GitHub:
     """The API for one repository. Paths are below ``/repos/OWNER/NAME/``; with a leading slash, from the API's top.
 
     Every call raises :class:`~cudaforge_action.rest.ApiError` for an answer that is not 2xx, once waiting is of no use;
-    all waiting of one object takes at most ``patience_s``. Without a token only public things can be read.
+    all waiting of one object takes at most ``patience_s``, and after ``ends`` (of ``time.monotonic``) nothing is asked
+    any more. Without a token only public things can be read.
     """
 
     def __init__(
@@ -42,13 +44,14 @@ class GitHub:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
         patience_s: float = PATIENCE_S,
+        ends: float = math.inf,
     ) -> None:
         if not _REPOSITORY.fullmatch(repository) or repository.endswith(("/.", "/..")):
             raise UsageError(f"{repository!r} is no repository", expected="owner/name (GITHUB_REPOSITORY)")
         self.repository = repository
         headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": API_VERSION}
         self._client = Client(
-            api_url, Credential(token), headers, _limit_s, sleep=sleep, clock=clock, patience_s=patience_s
+            api_url, Credential(token), headers, _limit_s, sleep=sleep, clock=clock, patience_s=patience_s, ends=ends
         )
 
     @property

@@ -6,6 +6,7 @@ Reporter, as a masked variable (https://docs.gitlab.com/user/project/settings/pr
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -44,6 +45,7 @@ class MergeRequestNotes:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
         patience_s: float = PATIENCE_S,
+        ends: float = math.inf,
     ) -> None:
         if context.number is None or not context.repository or not context.api_url:
             raise UsageError(
@@ -52,7 +54,7 @@ class MergeRequestNotes:
             )
         credential = Credential(token, "PRIVATE-TOKEN", "")
         self._client = Client(
-            context.api_url, credential, {}, _limit_s, sleep=sleep, clock=clock, patience_s=patience_s
+            context.api_url, credential, {}, _limit_s, sleep=sleep, clock=clock, patience_s=patience_s, ends=ends
         )
         self._path = f"/projects/{quote(context.repository, safe='')}/merge_requests/{context.number}/notes"
 

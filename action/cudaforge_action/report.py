@@ -26,12 +26,15 @@ from pytest_cudaforge.errors import UsageError
 
 __all__ = ["run", "state_of"]
 
-#: Of all waiting for the host's limits: nobody waits long for a comment, and the next run writes it.
-PATIENCE_S = 60.0
+#: Of all telling, with every attempt and every pause, however dead the host is: nobody waits long for a comment, the
+#: next run writes it, and a guard job shall cost no more than 30 s beyond what it measures.
+TELLING_S = 25.0
 
 
-def run(inputs: Inputs, host: Host, *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Tell what the guard found; 1 where what it left cannot be read.
+def run(
+    inputs: Inputs, host: Host, *, sleep: Callable[[float], None] = time.sleep, telling_s: float = TELLING_S
+) -> int:
+    """Tell what the guard found, within ``telling_s``; 1 where what it left cannot be read.
 
     Whatever the host refuses (a read-only token, a fork, no network) is a warning: the guard's own job has failed where
     something is wrong. Raises UsageError on a plain machine where no guard ran.
@@ -48,7 +51,7 @@ def run(inputs: Inputs, host: Host, *, sleep: Callable[[float], None] = time.sle
             raise UsageError(missing, expected="what mode guard leaves", remedy="run mode guard first") from None
         host.warning(str(error))
         result, status = guard_result.error_of(error), 1
-    _Report(inputs, host, result, sleep).tell()
+    _Report(inputs, host, result, sleep, time.monotonic() + telling_s).tell()
     return status
 
 
@@ -60,15 +63,23 @@ def state_of(result: GuardResult) -> State:
     return "failure" if fails else "success"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Report:
+    """``ends``: when all telling has to be over, by ``time.monotonic``."""
+
     inputs: Inputs
     host: Host
     result: GuardResult
     sleep: Callable[[float], None]
+    ends: float
+    _step_ends: float = 0.0
 
     def tell(self) -> None:
-        for what, step in self._steps():
+        steps = list(self._steps())
+        for done, (what, step) in enumerate(steps):
+            # A comment that hangs leaves the status its share.
+            now = time.monotonic()
+            self._step_ends = now + (self.ends - now) / (len(steps) - done)
             try:
                 step()
             except (ApiError, UsageError) as error:
@@ -129,7 +140,7 @@ class _Report:
     def _comments(self, number: int) -> Comments:
         context = self.host.context
         if context.host == "gitlab":
-            notes = MergeRequestNotes(context, self.inputs.token, sleep=self.sleep, patience_s=PATIENCE_S)
+            notes = MergeRequestNotes(context, self.inputs.token, sleep=self.sleep, ends=self._step_ends)
             return MergeRequestComments(notes, self._marker)
         return PullRequestComments(self._api(), number, self._marker)
 
@@ -168,7 +179,8 @@ class _Report:
 
     def _api(self) -> GitHub:
         context = self.host.context
-        return GitHub(context.api_url, self.inputs.token, context.repository, sleep=self.sleep, patience_s=PATIENCE_S)
+        token, repository = self.inputs.token, context.repository
+        return GitHub(context.api_url, token, repository, sleep=self.sleep, ends=self._step_ends)
 
     def _hint(self, error: ApiError | UsageError) -> str:
         """What is missing, where a token is told that it may not."""

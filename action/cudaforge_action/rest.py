@@ -115,7 +115,8 @@ Pause = Callable[[Answer, int, float], "float | None"]
 
 
 class Client:
-    """One API at one address. ``pause``: the service's own rules of asking again. ``sleep``/``clock``: of tests."""
+    """One API at one address. ``pause``: the service's own rules of asking again. ``ends``: the moment of
+    ``time.monotonic`` after which nothing is asked or waited for any more. ``sleep``/``clock``: of tests."""
 
     def __init__(
         self,
@@ -127,6 +128,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
         patience_s: float = PATIENCE_S,
+        ends: float = math.inf,
     ) -> None:
         parts = urlsplit(api_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
@@ -138,7 +140,7 @@ class Client:
         self._credential = credential
         self._headers = {"User-Agent": "pytest-cudaforge", **headers}
         self._pause, self._sleep, self._clock = pause, sleep, clock
-        self._patience_s = patience_s
+        self._patience_s, self._ends = patience_s, ends
         self._session = requests.Session()
         # As Python's own clients and curl know it; the two variables of `requests` go before.
         self._session.verify = os.environ.get("SSL_CERT_FILE") or True
@@ -159,8 +161,9 @@ class Client:
         """The answer to ``method path``; ``path`` begins with a slash, below the API's address.
 
         A refusal by a limit is waited for, an answer 5xx and a lost connection are tried again, all within the client's
-        patience. ``once``: what must not be there twice is not asked for again where it may have happened already.
-        ``pause``: further reasons of this call to ask again. Raises :class:`ApiError` for whatever is not 2xx.
+        patience and before its end. ``once``: what must not be there twice is not asked for again where it may have
+        happened already. ``pause``: further reasons of this call to ask again. Raises :class:`ApiError` for whatever is
+        not 2xx.
         """
         attempt = 0
         while True:
@@ -170,7 +173,7 @@ class Client:
                 return answer
             unsure = method != "GET" and (answer.unsure if isinstance(answer, _Silence) else answer.status >= 500)
             wait_s = None if once and unsure else self._wait_s(answer, attempt, pause)
-            if wait_s is None or attempt >= MAX_ATTEMPTS or wait_s > self._patience_s:
+            if wait_s is None or attempt >= MAX_ATTEMPTS or wait_s > self._left_s():
                 self._refuse(method, path, answer, unsure, wait_s)
             self._patience_s -= wait_s
             self._sleep(wait_s)
@@ -189,6 +192,10 @@ class Client:
                 raise ApiError("GET", path, answer.status, f"the next page lies at {_shown(url)}")
             answer = self.call("GET", url[len(self.api_url) :])
 
+    def _left_s(self) -> float:
+        """What may still be waited."""
+        return min(self._patience_s, self._ends - time.monotonic())
+
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
     def _send(self, method: str, url: str, params: Mapping[str, Any] | None, body: object) -> Answer | _Silence:
@@ -204,6 +211,9 @@ class Client:
         return Answer(status, {}, None, "too many redirects")
 
     def _exchange(self, method: str, url: str, params: Mapping[str, Any] | None, body: object) -> Answer | _Silence:
+        left_s = self._ends - time.monotonic()
+        if left_s <= 0.0:
+            return _Silence("there is no time left to ask", final=True)
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | ({"Content-Type": "application/json"} if data is not None else {})
         # Failures are values: raised in a handler ours would carry the library's exception, and that the token.
@@ -215,7 +225,7 @@ class Client:
                 data=data,
                 headers=headers,
                 auth=self._credential,
-                timeout=TIMEOUT_S,
+                timeout=(min(TIMEOUT_S[0], left_s), min(TIMEOUT_S[1], left_s)),
                 allow_redirects=False,
             )
         except requests.exceptions.ConnectTimeout:
@@ -263,7 +273,7 @@ class Client:
         self, method: str, path: str, answer: Answer | _Silence, unsure: bool, wait_s: float | None
     ) -> NoReturn:
         remedy = ""
-        if wait_s is not None and wait_s > self._patience_s:
+        if wait_s is not None and wait_s > self._left_s():
             remedy = f"try again in {math.ceil(wait_s)} s: this run waits no longer"
         if isinstance(answer, _Silence):
             raise ApiError(method, path, 0, answer.reason, remedy=remedy, unsure=unsure)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +176,47 @@ def test_no_token_and_no_answer_are_warnings(job: Run) -> None:
     job.hub.fail("GET", r"/pulls/\d+$", unavailable(503), times=99)
     job.hub.fail("GET", "/statuses", unavailable(503), times=99)
     assert job(result(WRONG, status=1)) == 0 and job.said.count("::warning::") == 2 and job.bodies == []
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A host that takes connections and never answers: where one listens, the kernel accepts."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """A host that nobody listens on."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("dead", [silent, refusing])
+def test_a_dead_host_is_told_two_warnings_and_costs_no_more_than_it_may(
+    job: Run, dead: Callable[[], AbstractContextManager[str]]
+) -> None:
+    made.write(job.folder / ".cudaforge/action/guard", result(WRONG, status=1))
+    with dead() as url:
+        environ = job.hub.environ(job.folder / "step", "pull_request", job.hub.pull_event(job.pull), GITHUB_API_URL=url)
+        began = time.monotonic()
+        told = report.run(Inputs("report", token=TOKEN), GitHubHost(environ, Commands(job.log)), telling_s=3.0)
+        took_s = time.monotonic() - began
+    # The pauses are real ones, too. Unbounded they take a minute; a busy machine takes its own time beside them.
+    assert told == 0 and took_s < 10.0, f"{took_s:.1f} s"
+    assert job.said.count("::warning::") == 2 and "the status could not be written" in job.said
+    assert report.TELLING_S < 30.0
+
+
+def test_a_comment_that_hangs_leaves_the_status_its_time(job: Run) -> None:
+    made.write(job.folder / ".cudaforge/action/guard", result(WRONG, status=1))
+    job.hub.fail("GET", COMMENT, unavailable(503), times=99)
+    environ = job.hub.environ(job.folder / "step", "pull_request", job.hub.pull_event(job.pull))
+    host = GitHubHost(environ, Commands(job.log))
+    assert report.run(Inputs("report", token=TOKEN), host, telling_s=8.0) == 0
+    assert job.said.count("::warning::") == 1 and "the comment could not be written" in job.said
+    assert job.bodies == [] and job.states[-1][0] == "failure"
 
 
 def test_a_fork_that_was_not_guarded_is_no_error(job: Run) -> None:
