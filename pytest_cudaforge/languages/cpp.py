@@ -64,15 +64,26 @@ _TOOL_LINE = re.compile(r"(/\S*/)?(ld|g\+\+|as|collect2|cc1plus)(\.\w+)?: ")
 _BROKEN_TOOL = re.compile(r"cannot find -lgomp|cannot execute .*|No space left on device|error trying to exec .*")
 _SYSTEM_DIRS = ("/usr/include/", "/usr/lib/", "/usr/local/include/")
 
+#: ``__forge_modes``: a kernel that flushes denormals or rounds another way does so for itself, not for its caller.
 _LAUNCHER = """\
 #include <utility>
 template <int __forge_i, class __forge_f> __attribute__((used)) char __forge_type = 0;
 template <class __forge_t> struct __forge_value { using __forge_v = __forge_t; };
 template <class __forge_t> struct __forge_value<__forge_t&> { using __forge_v = __forge_t; };
 template <class __forge_t> struct __forge_value<__forge_t&&> { using __forge_v = __forge_t; };
+struct __forge_modes {
+#if defined(__x86_64__)
+  unsigned __forge_was = __builtin_ia32_stmxcsr() & ~63u;
+  ~__forge_modes() { if ((__builtin_ia32_stmxcsr() & ~63u) != __forge_was) __builtin_ia32_ldmxcsr(__forge_was); }
+#elif defined(__aarch64__)
+  unsigned __forge_was = __builtin_aarch64_get_fpcr();
+  ~__forge_modes() { if (__builtin_aarch64_get_fpcr() != __forge_was) __builtin_aarch64_set_fpcr(__forge_was); }
+#endif
+};
 template <class __forge_f, class... __forge_a, unsigned long... __forge_i>
 static inline void __forge_call(__forge_f __forge_k, void (*)(__forge_a...), void** __forge_p,
                                 std::integer_sequence<unsigned long, __forge_i...>) {
+  __forge_modes __forge_m;
   __forge_k((*static_cast<typename __forge_value<__forge_a>::__forge_v*>(__forge_p[__forge_i]))...);
 }
 template <class... __forge_a> static inline auto __forge_pick(void (*__forge_k)(__forge_a...)) { return __forge_k; }

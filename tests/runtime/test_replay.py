@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 
@@ -218,3 +219,30 @@ def test_a_kernel_named_like_a_function_of_the_c_library_is_itself(name: str) ->
     with load_program(plan, compile_all(plan, source)) as program:
         program.bind([ctypes.addressof(memory)]).run()
     assert list(memory) == [7.0] * 4
+
+
+_MODES = """
+#include <cfenv>
+#include <immintrin.h>
+void modes(float* y) {
+  _MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);
+  _mm_setcsr(_mm_getcsr() | 0x0040);  // denormals are zeros
+  std::fesetround(FE_UPWARD);
+  volatile float one = 1, tiny = 1e-30f;
+  y[0] = one + tiny;
+  y[1] = tiny * 1e-10f;
+}
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernel is written for x86-64")
+def test_a_kernels_rounding_and_denormals_are_its_own_matter() -> None:
+    """Kernels flush denormals for speed; whoever called them must not compute another way from then on."""
+    plan = LaunchPlan((Buffer("scratch", vector(2)),), (Launch("modes", (view(0, 2),)),), view(0, 2))
+    memory, least = (ctypes.c_float * 2)(), ctypes.c_double(sys.float_info.min)
+    third = 1 / least.value
+    with load_program(plan, compile_all(plan, _MODES)) as program:
+        program.bind(addresses(memory)).run()
+        half, same = least.value / 2, 1 / least.value == third and 1.0 + least.value == 1.0
+    assert memory[0] > 1.0 and memory[1] == 0.0
+    assert half > 0 and same
