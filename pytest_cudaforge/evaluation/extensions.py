@@ -247,12 +247,36 @@ _TORCH_NAMESPACES = (
 
 
 def _changed(module: Any) -> Any:
-    """A module with the same names whose functions are watched, raise or give garbage, as the mode says."""
+    """A module with the same names whose functions are watched, raise or give garbage, as the mode says.
+
+    Its classes stay the same objects, for the sake of ``isinstance``; their methods are changed where they are.
+    """
     changed = types.ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
-        if not name.startswith("__"):
-            setattr(changed, name, _function(name, value) if callable(value) else value)
+        if name.startswith("__"):
+            continue
+        if isinstance(value, types.ModuleType):
+            value = _changed(value)
+        elif isinstance(value, type):
+            _change_methods(value)
+        elif callable(value):
+            value = _function(name, value)
+        setattr(changed, name, value)
     return changed
+
+
+def _change_methods(kind: type) -> None:
+    """What can be called of a bound C++ class, but for Python's own protocols. A class that torch knows, too, is none
+    of the extension's own."""
+    if kind.__module__.partition(".")[0] == "torch":
+        return
+    for name, value in list(vars(kind).items()):
+        if name.startswith("__") and name != "__call__":
+            continue
+        if isinstance(value, staticmethod):
+            setattr(kind, name, staticmethod(_function(name, value.__func__)))
+        elif callable(value) and not isinstance(value, type):
+            setattr(kind, name, _function(name, value))
 
 
 def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

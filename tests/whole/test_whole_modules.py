@@ -59,6 +59,42 @@ def test_functions_that_write_into_an_argument_count_as_kernels(strict: Evaluato
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
 
 
+_CLASSES = '''
+classes = load_inline(name="classes", cpp_sources="""
+struct Twice {
+  torch::Tensor run(torch::Tensor x) const {
+    auto y = torch::empty_like(x);
+    for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = 2 * x.data_ptr<float>()[i];
+    return y;
+  }
+};
+torch::Tensor twice(torch::Tensor x) { return Twice().run(x); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  pybind11::class_<Twice>(m, "Twice").def(pybind11::init<>()).def("run", &Twice::run).def("__call__", &Twice::run);
+  m.def_submodule("inner").def("twice", &twice);
+}
+""")
+'''
+
+
+@pytest.mark.parametrize(
+    ("forward", "passed"),
+    [
+        ("return classes.Twice().run(x)", True),
+        ("return classes.Twice()(x)", True),
+        ("return classes.inner.twice(x)", True),
+        ("classes.Twice().run(x)\nreturn x * 2", False),
+        ("classes.inner.twice(x)\nreturn x * 2", False),
+    ],
+)
+def test_methods_and_submodules_of_an_extension_are_its_own_work(
+    strict: Evaluator, repo: Path, forward: str, passed: bool
+) -> None:
+    evaluation = _evaluate(strict, repo, model(forward, before=_CLASSES), "::twice")
+    assert evaluation.status is (Status.PASSED if passed else Status.REJECTED), evaluation.reason
+    assert evaluation.work == ("kernel" if passed else "rewrite")
+
+
 def test_an_extension_may_be_built_in_the_first_call(strict: Evaluator, repo: Path) -> None:
     late = f"TEXT = {EXTENSION!r}\ncached = {{'load_inline': load_inline}}\n"
     forward = "if 'ext' not in cached:\n    exec(TEXT, cached)\nreturn cached['ext'].twice(x)"
