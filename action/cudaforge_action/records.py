@@ -123,7 +123,8 @@ class ForgedShard:
 class VerifiedKernel:
     """A verdict of a job without token or key, on what it rebuilt from source itself. ``entry``: the manifest's line
     for it; None where it may not be published, and ``reason`` says why not. ``evaluation``: None where there could be
-    none (the target differs here, there is no GPU)."""
+    none (the target differs here, there is no GPU). ``turns``: how often it was judged, until no other work disturbed
+    its race."""
 
     target: str
     source_digest: str
@@ -133,6 +134,7 @@ class VerifiedKernel:
     entry: Entry | None = None
     reason: str = ""
     variant: str = ""
+    turns: int = 1
 
 
 @dataclass(frozen=True)

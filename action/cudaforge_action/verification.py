@@ -12,7 +12,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +32,14 @@ from pytest_cudaforge.runtime import configuration
 from pytest_cudaforge.strategies import speedup_of
 from pytest_cudaforge.wiring import open_evaluator
 
-__all__ = ["UNFINISHED", "main"]
+__all__ = ["PAUSES_S", "UNFINISHED", "main", "until_undisturbed"]
 
 UNFINISHED = "the verify job ended before it was done"
+#: A race among busy processes says nothing of a kernel, and a night's work is not given up for one busy minute: it is
+#: raced again after each of these pauses, once all others of the shard have their verdicts.
+PAUSES_S = (10.0, 30.0, 60.0)
+#: No such turn begins later than this after the job's: the others need time to be handed on.
+_LATEST_TURN_S = 3600.0
 _NOTE = "verified anew from its source, by a job that has no key"
 
 
@@ -84,6 +89,9 @@ class _Verifying:
             for kernel, trace in shard.kernels:
                 self._done.append(self._judged(kernel, trace))
                 self._write(UNFINISHED)
+            for place in until_undisturbed(self._done, began=self._began):
+                self._done[place] = self._judged(*shard.kernels[place], turn=self._done[place].turns + 1)
+                self._write(UNFINISHED)
         self._write("")
 
     def _write(self, error: str) -> None:
@@ -93,9 +101,9 @@ class _Verifying:
 
     # -- one kernel ----------------------------------------------------------------------------------------------------
 
-    def _judged(self, kernel: ForgedKernel, trace: Trace) -> VerifiedKernel:
+    def _judged(self, kernel: ForgedKernel, trace: Trace, turn: int = 1) -> VerifiedKernel:
         candidate = candidate_of(kernel, trace)
-        told = VerifiedKernel(kernel.target, kernel.source_digest, kernel.language, candidate.digest, None)
+        told = VerifiedKernel(kernel.target, kernel.source_digest, kernel.language, candidate.digest, None, turns=turn)
         try:
             target = self._target(kernel)
             evaluator = self._evaluator(kernel, trace)
@@ -107,7 +115,7 @@ class _Verifying:
             return _said(told, str(lacking))
         except (TargetError, DeviceError, OracleError, ToolchainError) as error:
             return _said(told, str(error))
-        reason = _why_not(verdict, facts)
+        reason = _why_not(verdict, facts, turn)
         told = dataclasses.replace(told, evaluation=verdict)
         return _said(told, reason) if reason else self._published(told, candidate, target, facts, evaluator)
 
@@ -176,7 +184,7 @@ class _Verifying:
             winner=1,
             final=verdict,
             seconds=verdict.seconds,
-            notes=(_NOTE,),
+            notes=(_NOTE, *([_turns(told.turns)] if told.turns > 1 else [])),
             baselines=evaluator.baselines(target, candidate.language),
             hardware=evaluator.device,
         )
@@ -184,6 +192,35 @@ class _Verifying:
         # The shard says what is in it; a manifest would say it twice.
         (forge_dir / MANIFEST).unlink()
         return dataclasses.replace(told, entry=item.entry)
+
+
+def until_undisturbed(
+    kernels: Sequence[VerifiedKernel],
+    *,
+    began: float,
+    pauses_s: Sequence[float] = PAUSES_S,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[int]:
+    """The places of kernels that are to be judged again, after a pause each time: those whose last race other work
+    disturbed, as ``kernels`` holds them by then. What a race left open that nobody disturbed is open for good."""
+    for pause_s in pauses_s:
+        waiting = [place for place, told in enumerate(kernels) if _was_disturbed(told)]
+        if not waiting or clock() + pause_s > began + _LATEST_TURN_S:
+            return
+        count = f"{len(waiting)} race{'s' if len(waiting) > 1 else ''}"
+        print(f"cudaforge: other work on this machine disturbed {count}: again in {pause_s:.0f} s", flush=True)
+        sleep(pause_s)
+        yield from waiting
+
+
+def _was_disturbed(told: VerifiedKernel) -> bool:
+    timing = told.evaluation.timing if told.evaluation is not None and told.evaluation.passed else None
+    return timing is not None and timing.decision == "disturbed"
+
+
+def _turns(count: int) -> str:
+    return f"other work disturbed its races in {count - 1} of {count} turns, and the last one counts"
 
 
 def _said(told: VerifiedKernel, reason: str) -> VerifiedKernel:
@@ -199,21 +236,22 @@ def _refuse(target: Target, facts: TargetFacts, candidate: Candidate, evaluator:
         raise _NotVerified("the linter refuses this target: " + "; ".join(faults))
 
 
-def _why_not(verdict: Evaluation, facts: TargetFacts) -> str:
+def _why_not(verdict: Evaluation, facts: TargetFacts, turn: int) -> str:
     """Why it is not published, "" where it is."""
     if not verdict.passed:
         return f"{verdict.status.value}: {verdict.reason}"
     speedup = speedup_of(verdict.timing)
     if verdict.timing is None or verdict.timing.decision != "faster":
-        return _undecided(verdict.timing.decision if verdict.timing is not None else "not timed", speedup)
+        return _undecided(verdict.timing.decision if verdict.timing is not None else "not timed", speedup, turn)
     if speedup < facts.min_speedup:
         return f"it is {speedup:.2f}x as fast as the faster baseline, less than min_speedup {facts.min_speedup:g}"
     return refusal(verdict)
 
 
-def _undecided(decision: str, speedup: float) -> str:
+def _undecided(decision: str, speedup: float, turn: int) -> str:
     """A race that other work disturbed says nothing about the kernel, whatever its figure is."""
-    told = f"{speedup:.2f}x against the faster baseline, {decision}"
+    again = f" in turn {turn}" if turn > 1 else ""
+    told = f"{speedup:.2f}x against the faster baseline, {decision}{again}"
     if decision in ("disturbed", "inconclusive"):
         return f"it is correct, but its race has no winner ({told}): verify it again while the machine is quiet"
     return f"it is correct, but not faster ({told})"

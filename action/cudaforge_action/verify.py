@@ -137,7 +137,9 @@ def _few(kernels: Sequence[VerifiedKernel]) -> str:
 
 
 def _verdict(kernel: VerifiedKernel) -> str:
-    return kernel.reason if kernel.entry is None else "right and faster"
+    if kernel.entry is None:
+        return kernel.reason
+    return "right and faster" + (f" (in turn {kernel.turns}, the first undisturbed one)" if kernel.turns > 1 else "")
 
 
 def _summary(found: Sequence[VerifiedShard]) -> str:

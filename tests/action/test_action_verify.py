@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ import shard_records
 from cudaforge_action import verification, verify
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.plain import PlainHost
-from cudaforge_action.records import ForgedKernel, Shard, VerifiedShard
+from cudaforge_action.records import ForgedKernel, Shard, VerifiedKernel, VerifiedShard
 from cudaforge_action.shards import FORGED_DIR, ShardError, read_verified, tidied, write_forged, write_verified
+from cudaforge_action.verification import PAUSES_S, until_undisturbed
+from flow_records import make_candidate, make_evaluation
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import UsageError
@@ -125,6 +128,57 @@ def test_without_a_gpu_a_cuda_kernel_is_not_verified(target: Target, monkeypatch
     cuda_shard(target)
     assert "no GPU here" in judged().kernels[0].reason
     assert "on cpu only" in judged("--device=cpu").kernels[0].reason
+
+
+def raced(name: str, decision: str, turns: int = 1) -> VerifiedKernel:
+    candidate = make_candidate(name)
+    verdict = make_evaluation(candidate)
+    assert verdict.timing is not None
+    verdict = dataclasses.replace(verdict, timing=dataclasses.replace(verdict.timing, decision=decision))
+    return VerifiedKernel(f"layers.py::{name}", "d1", "cpp", candidate.digest, verdict, turns=turns)
+
+
+@dataclasses.dataclass
+class Night:
+    """Time that passes only by waiting, and a machine on which races are decided from a moment on."""
+
+    quiet_from_s: float
+    now_s: float = 0.0
+    raced: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+
+    def sleep(self, wait_s: float) -> None:
+        self.now_s += wait_s
+
+    def judged(self, *decisions: str, **more: float) -> list[VerifiedKernel]:
+        done = [raced(f"k{number}", decision) for number, decision in enumerate(decisions)]
+        clock = {"sleep": self.sleep, "clock": lambda: self.now_s}
+        for place in until_undisturbed(done, **({"began": 0.0} | more), **clock):  # type: ignore[arg-type]
+            decision = "disturbed" if self.now_s < self.quiet_from_s else "faster"
+            done[place] = raced(f"k{place}", decision, done[place].turns + 1)
+            self.raced.append((self.now_s, f"k{place}"))
+        return done
+
+
+def test_a_race_that_was_disturbed_is_held_again_once_the_machine_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    night = Night(quiet_from_s=sum(PAUSES_S[:2]))
+    done = night.judged("disturbed", "faster", "slower", "inconclusive", "disturbed")
+    assert [one.evaluation.timing.decision for one in done] == [  # type: ignore[union-attr]
+        *("faster", "faster", "slower", "inconclusive", "faster")
+    ]
+    assert [one.turns for one in done] == [3, 1, 1, 1, 3]
+    first, second = PAUSES_S[0], sum(PAUSES_S[:2])
+    assert night.raced == [(first, "k0"), (first, "k4"), (second, "k0"), (second, "k4")]
+    assert capsys.readouterr().out.count("disturbed 2 races: again in") == 2
+
+
+def test_a_machine_that_stays_busy_is_given_up() -> None:
+    night = Night(quiet_from_s=math.inf)
+    (kernel,) = night.judged("disturbed")
+    assert kernel.turns == 1 + len(PAUSES_S) and night.now_s == sum(PAUSES_S)
+    late = Night(quiet_from_s=0.0)
+    assert late.judged("disturbed", began=-86_400.0)[0].turns == 1 and late.now_s == 0.0
+    quiet = Night(quiet_from_s=0.0)
+    assert quiet.judged("faster", "slower")[0].turns == 1 and quiet.now_s == 0.0
 
 
 def test_a_folder_that_no_forge_job_leaves_is_an_error(target: Target) -> None:
