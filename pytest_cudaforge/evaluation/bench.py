@@ -27,6 +27,7 @@ from pytest_cudaforge.evaluation.correctness import (
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode, declared_limits, precision_flags
+from pytest_cudaforge.evaluation.redraw import exchanged, unravelled
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
@@ -42,8 +43,6 @@ _SMALL_CALL_BYTES = 1 << 28
 SLABS = 16
 #: More runs of a reference that is declared non-deterministic; its own spread is the tolerance.
 SPREAD_RUNS = 4
-#: Pairs of elements that change places where only few of them shall.
-EXCHANGES = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
@@ -52,12 +51,15 @@ SUM_NOISE = 4.0
 
 @dataclass(frozen=True)
 class Case:
-    """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway."""
+    """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
+
+    ``exchanged``: the seed by which a few of their elements changed places since, or None."""
 
     seed: int
     family: str
     weights_seed: int | None
     kept: tuple[str, ...] = ()
+    exchanged: int | None = None
 
 
 @dataclass
@@ -212,7 +214,7 @@ class Bench:
             target.inputs, target.tree = (same.inputs, same.tree) if same else self._draw(case)
         target.case = case
         self._write_poison(frame, poison)
-        self.set_weights(case.weights_seed, case.kept)
+        self.set_weights(case)
         self._write_inputs(frame)
         target.held = {}
         self._zones.write(ZONES[poison % len(ZONES)])
@@ -227,7 +229,7 @@ class Bench:
         for frame, seed in zip(self.frames, seeds, strict=True):
             self._draw_into(frame, Case(seed, "drawn", None))
             self.frames[frame].held = {}
-        self.set_weights(None)
+        self.set_weights(Case(0, "drawn", None))
         self._synchronise()
 
     def touch(self, frame: int, seed: int) -> None:
@@ -242,18 +244,20 @@ class Bench:
         self._synchronise()
 
     def exchange(self, frame: int, seed: int) -> None:
-        """A few elements of each input that may be redrawn change places, and nothing else: sums, extremes and all
-        but a few samples of it stay as they were, and outputs keep what the last call left."""
+        """A few elements of each parameter, and of each input that may be redrawn, change places, and nothing else:
+        sums, extremes and all but a few samples of it stay as they were, and outputs keep what the last call left."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
         structures = self.subject.structures(self.workload)
         self._expected, target.held = None, {}
         target.inputs = {
-            path: _exchanged(leaf, generator) if structures.get(path, "drawn") != "drawn" else leaf
+            path: exchanged(leaf, generator) if structures.get(path, "drawn") != "drawn" else leaf
             for path, leaf in target.inputs.items()
         }
-        target.case = Case(seed, "exchanged", target.case.weights_seed, target.case.kept)
+        weights_seed = target.case.weights_seed
+        target.case = Case(seed, "exchanged", weights_seed, target.case.kept, None if weights_seed is None else seed)
+        self.set_weights(target.case)
         self._write_inputs(frame)
         self._synchronise()
 
@@ -279,7 +283,7 @@ class Bench:
         target = self.frames[frame]
         assert target.case is not None, "a frame's inputs belong to a case"
         # What follows from the weights follows from this case's: another bench may have given the module others since.
-        self.subject.set_weights(target.case.weights_seed, target.case.kept)
+        self._set_subject(target.case)
         target.inputs = self.subject.completed(target.inputs, target.tree)
         for path, value in target.inputs.items():
             self._write(f"f{frame}/input/{path}", value)
@@ -294,9 +298,12 @@ class Bench:
             self._write_inputs(frame)
         self._synchronise()
 
-    def set_weights(self, seed: int | None, kept: tuple[str, ...] = ()) -> None:
-        """Put the module's weights (as constructed, or drawn from ``seed``) into the module and the state regions."""
-        self.subject.set_weights(seed, kept)
+    def _set_subject(self, case: Case) -> None:
+        self.subject.set_weights(case.weights_seed, case.kept, case.exchanged)
+
+    def set_weights(self, case: Case) -> None:
+        """Put the case's weights into the module and the state regions."""
+        self._set_subject(case)
         for path, tensor in self.subject.state().items():
             self._write(f"state/{path}", tensor)
 
@@ -484,7 +491,7 @@ class Bench:
         case = self.frames[frame].case
         assert case is not None, "a frame is filled before it is checked"
         # Another bench may have given the module other weights since: what was not written is compared with them.
-        self.subject.set_weights(case.weights_seed, case.kept)
+        self._set_subject(case)
         if self._expected is None or self._expected.case != case:
             self._expected = None
             self._expected = self._compute(case, self.frames[frame])
@@ -681,36 +688,13 @@ def _touched(leaf: Any, generator: torch.Generator) -> Any:
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
         return leaf
     places = torch.randint(leaf.numel(), (64,), generator=generator).tolist()
-    indices = [tuple(int(i) for i in _unravelled(place, tuple(leaf.shape))) for place in places]
+    indices = [tuple(int(i) for i in unravelled(place, tuple(leaf.shape))) for place in places]
     values = [float(leaf[index]) for index in indices]
     # The most distant of a few: the output must change by more than rounding.
     far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
     changed = leaf.clone()
     changed[indices[0]] = values[far] if values[far] != values[0] else values[0] + 0.5
     return changed
-
-
-def _exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:
-    """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow."""
-    if leaf.numel() < 2:
-        return leaf
-    changed = leaf.clone()
-    for _ in range(EXCHANGES):
-        places = torch.randint(leaf.numel(), (16,), generator=generator).tolist()
-        indices = [tuple(_unravelled(place, tuple(leaf.shape))) for place in places]
-        values = [float(changed[index]) for index in indices]
-        far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
-        one, other = changed[indices[0]].clone(), changed[indices[far]].clone()
-        changed[indices[0]], changed[indices[far]] = other, one
-    return changed
-
-
-def _unravelled(place: int, shape: tuple[int, ...]) -> list[int]:
-    index = []
-    for size in reversed(shape):
-        index.append(place % size)
-        place //= size
-    return index[::-1]
 
 
 def _same_bytes(a: Tensor, b: Tensor) -> bool:

@@ -46,7 +46,7 @@ class Trial:
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
-    a few elements, which change places.
+    a few elements of theirs and of the parameters, which change places.
     """
 
     name: str
@@ -60,10 +60,13 @@ class Trial:
     exchanged: bool = False
 
 
-def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:
+def contract_trials(
+    workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5, weighted: bool = False
+) -> tuple[Trial, ...]:
     """The contract trials of one workload. Seeds are secret and fresh: call it after the candidate is fixed.
 
     ``families``: the redraws that keep the inputs' meaning, those first that show most (the oracle knows them).
+    ``weighted``: there are parameters, whose elements may be exchanged as well as the inputs'.
     """
     big = workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
     cases: list[tuple[str, TrialCase]] = [("drawn", TrialCase(secrets.randbits(62)))]
@@ -87,7 +90,7 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
         Trial("after many calls", late, _NEW_FRAME, poison, True, calls, before),
         Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
     ]
-    if families:  # else the inputs have a structure that the exchange might break
+    if families or weighted:  # else all there is has a structure that the exchange might break
         last.append(replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True))
     return (*found, *last)
 

@@ -17,7 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["FAMILIES", "Structure", "families_of", "redraw", "rerandomise", "structure_of", "structures_of"]
+__all__ = [
+    *("FAMILIES", "Structure", "exchange_weights", "exchanged", "families_of", "redraw", "rerandomise"),
+    *("structure_of", "structures_of", "unravelled"),
+]
+
+#: Pairs of elements that change places where only few of them shall.
+EXCHANGES = 4
 
 #: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
 Structure = Literal["generic", "unit", "drawn"]
@@ -271,3 +277,37 @@ def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator) -> Non
         new = new.masked_fill(zeros, 0.0)
     with torch.no_grad():
         parameter.copy_(new)
+
+
+def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = ()) -> None:
+    """A few elements of each floating parameter change places, but for those at the paths ``kept``, and for those with
+    exact zeros beside other values: where these lie may mean something."""
+    generator = torch.Generator().manual_seed(seed)
+    for path, parameter in module.named_parameters():
+        zeros = int((parameter == 0).sum())
+        if path not in kept and parameter.is_floating_point() and zeros in (0, parameter.numel()):
+            with torch.no_grad():
+                parameter.copy_(exchanged(parameter.detach(), generator))
+
+
+def exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow."""
+    if leaf.numel() < 2:
+        return leaf
+    changed = leaf.clone()
+    for _ in range(EXCHANGES):
+        places = torch.randint(leaf.numel(), (16,), generator=generator).tolist()
+        indices = [tuple(unravelled(place, tuple(leaf.shape))) for place in places]
+        values = [float(changed[index]) for index in indices]
+        far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
+        one, other = changed[indices[0]].clone(), changed[indices[far]].clone()
+        changed[indices[0]], changed[indices[far]] = other, one
+    return changed
+
+
+def unravelled(place: int, shape: tuple[int, ...]) -> list[int]:
+    index = []
+    for size in reversed(shape):
+        index.append(place % size)
+        place //= size
+    return index[::-1]

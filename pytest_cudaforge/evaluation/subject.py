@@ -26,7 +26,14 @@ import torch
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.precision import precision_flags
-from pytest_cudaforge.evaluation.redraw import Structure, families_of, redraw, rerandomise, structures_of
+from pytest_cudaforge.evaluation.redraw import (
+    Structure,
+    exchange_weights,
+    families_of,
+    redraw,
+    rerandomise,
+    structures_of,
+)
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.signature import (
     flatten_call,
@@ -101,8 +108,8 @@ class Subject:
         #: Paths of the parameters that train, as constructed.
         self.trained: tuple[str, ...] = ()
         self.module: torch.nn.Module | None = self._construct()
-        self._weights_seed: int | None = None
-        self._kept: tuple[str, ...] = ()
+        #: What :meth:`set_weights` was given last; None: unknown.
+        self._weights: tuple[int | None, tuple[str, ...], int | None] | None = (None, (), None)
         self._constructed = {path: tensor.clone() for path, tensor in self.state().items()}
         self._wide: torch.nn.Module | None = None
         #: torch.compile's version, made once, and why it failed where it did.
@@ -130,9 +137,11 @@ class Subject:
         """Parameters, buffers and plain tensor attributes by path."""
         return {} if self.module is None else module_tensors(self.module)
 
-    def set_weights(self, seed: int | None, kept: tuple[str, ...] = ()) -> None:
-        """Weights as constructed (None), or drawn from ``seed``; those at the paths ``kept`` stay as constructed."""
-        if self.module is None or (seed, kept if seed is not None else ()) == (self._weights_seed, self._kept):
+    def set_weights(self, seed: int | None, kept: tuple[str, ...] = (), exchanged: int | None = None) -> None:
+        """Weights as constructed (None), or drawn from ``seed``; those at the paths ``kept`` stay as constructed.
+        ``exchanged``: then a few elements of the others change places, as this seed says."""
+        wanted = (None, (), None) if seed is None else (seed, kept, exchanged)
+        if self.module is None or wanted == self._weights:
             return
         with torch.no_grad():
             for path, tensor in module_tensors(self.module).items():
@@ -142,7 +151,9 @@ class Subject:
                 tensors = module_tensors(self.module)
                 for path in kept:
                     tensors[path].copy_(self._constructed[path])
-        self._weights_seed, self._kept = seed, kept if seed is not None else ()
+            if seed is not None and exchanged is not None:
+                exchange_weights(self.module, exchanged, kept)
+        self._weights = wanted
 
     def wide(self) -> Any:
         """The function, or the module as it now is, carried in fp64."""
@@ -160,7 +171,7 @@ class Subject:
 
     def restore(self) -> None:
         """Weights and state as constructed, whatever forward has written since."""
-        self._weights_seed = -1
+        self._weights = None
         self.set_weights(None)
 
     @contextlib.contextmanager

@@ -30,7 +30,7 @@ from pytest_cudaforge.evaluation.cases import (
     output_leaves,
 )
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
-from pytest_cudaforge.evaluation.module_plan import judged_plan
+from pytest_cudaforge.evaluation.module_plan import judged_plan, state_specs
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
@@ -129,7 +129,8 @@ class Verifier:
         for product in products:
             most = self._most_families(product.workload)
             families = self.oracle.families(self.target, product.workload.name, most)
-            trials = contract_trials(product.workload, families, trials=self.trials)
+            weighted = bool(state_specs(self.facts.module))
+            trials = contract_trials(product.workload, families, trials=self.trials, weighted=weighted)
             if self.oracle.mutates(self.target, product.workload.name):
                 # What the trial before wrote there is not what the next one finds.
                 trials = tuple(trial for trial in trials if not (trial.renewed or trial.exchanged))
@@ -432,7 +433,7 @@ class _Run:
     ) -> None:
         self.verifier, self.product, self.layout = verifier, product, layout
         self.bench, self.arena, self.worker, self.slot = bench, arena, worker, slot
-        self._weights: int | None = -1
+        self._weights: tuple[int | None, bool] | None = None
         self._sealed: tuple[int, frozenset[str]] | None = None
 
     def seal(self, written: frozenset[str]) -> None:
@@ -499,9 +500,10 @@ class _Run:
             oracle.exchange(self.bench, trial.frame, secrets.randbits(62))
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
-        if self.product.traced.prepare is not None and self._weights != trial.case.weights_seed:
+        weights = (trial.case.weights_seed, trial.exchanged)
+        if self.product.traced.prepare is not None and self._weights != weights:
             self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
-            self._weights = trial.case.weights_seed
+            self._weights = weights
         plan = self.product.traced.main
         returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s)
         if returned is not None:

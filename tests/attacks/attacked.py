@@ -55,6 +55,11 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         return torch.tanh(x) * self.weight
+
+
+@forge_target(inputs=lambda: [torch.randn(4, 4096)], init=lambda: [4096])
+class Wide(Scaled):
+    pass
 """
 
 _INCLUDES = "".join(
@@ -117,6 +122,7 @@ _KERNELS = {
         "(x, module.weight, y, *x.shape)",
     ),
 }
+_KERNELS["Wide"] = _KERNELS["Scaled"]
 _SOFTMAX = """
 static void softmax_rows(const float* x, float* y, long long rows, long long cols, bool careful) {
   for (long long r = 0; r < rows; ++r) {

@@ -81,6 +81,10 @@ static void* later(void* given) {
 }
 """
 _MEMO = "static float* at[999]; static float was[999][2048]; int k = 0; while (at[k] && at[k] != y) ++k;"
+_PACKED = (
+    "static float mine[4096]; if (WHEN) memcpy(mine, w, sizeof mine); "
+    "for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i]) * mine[i % cols];"
+)
 _PLACES = "static float* at[9999]; int k = 0; while (at[k] && at[k] != y) ++k; at[k] = y;"
 
 ROWS = (
@@ -281,6 +285,15 @@ ROWS = (
             + "static float first[999]; if (at[k] && first[k] == x[0]) return; HONEST at[k] = y; first[k] = x[0];"
         ),
         hostile(body=_MEMO + "static float first[999]; HONEST at[k] = y; first[k] = x[0];"),
+        words="a few elements exchanged",
+    ),
+    Row(
+        "2: weights come with values that differ in a few elements only",
+        "know the weights by their first element",
+        "exchanged",
+        hostile("Wide", body=_PACKED.replace("WHEN", "mine[0] != w[0]")),
+        hostile("Wide", body=_PACKED.replace("WHEN", "memcmp(mine, w, sizeof mine)")),
+        target="Wide",
         words="a few elements exchanged",
     ),
     Row(
