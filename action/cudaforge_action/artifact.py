@@ -6,20 +6,23 @@ ours would not have written there (a link, a device, a name that leads elsewhere
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pytest_cudaforge.errors import UsageError
 
 __all__ = [
     "ArtifactError",
     "cleared",
+    "digest_of",
     "files_below",
     "read_bytes",
     "read_json",
@@ -102,8 +105,34 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | No
                 raise refuse(folder / entry.name, "is a link or a device", "plain files and folders")
 
 
+def digest_of(folder: Path, names: Iterable[str] | None = None) -> str:
+    """SHA-256 of the files below ``folder``, of their names and what is in them; of ``names`` alone where given.
+
+    A job says it of what it leaves, as an output of its own: whoever reads the folder can tell whether it is that.
+    Raises :class:`ArtifactError`, as :func:`files_below` does.
+    """
+    found = hashlib.sha256()
+    for name in sorted(files_below(folder) if names is None else names):
+        with _opened(folder / name) as stream:
+            inside = hashlib.sha256()
+            while data := stream.read(1 << 20):
+                inside.update(data)
+        # No name of a file holds an end of a line.
+        found.update(f"{inside.hexdigest()} {name}\n".encode())
+    return found.hexdigest()
+
+
 def read_bytes(path: Path, most_bytes: int) -> bytes:
     """The file's bytes. Raises :class:`ArtifactError` for what is no plain file, or larger than ``most_bytes``."""
+    with _opened(path) as stream:
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise refuse(path, f"is larger than {most_bytes} bytes")
+    return data
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         # Without O_NONBLOCK a pipe would be waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -112,10 +141,7 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise refuse(path, "is no plain file")
-        data = stream.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise refuse(path, f"is larger than {most_bytes} bytes")
-    return data
+        yield stream
 
 
 def read_text(path: Path, most_bytes: int) -> str:

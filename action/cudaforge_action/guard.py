@@ -6,6 +6,7 @@ itself: no report, half a report or an odd exit status is an error, never a pass
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -289,6 +290,7 @@ def tell(result: GuardResult, inputs: Inputs, host: Host, start: Path, folder: P
     seconds = (*result.run.seconds, ("telling", round(dict(watch.seconds)["telling"], 1)))
     result = replace(result, run=replace(result.run, seconds=seconds))
     guard_result.write_run(folder, result.run)
+    _vouch(host, folder)
     print(f"guard: {telling.headline(result)} ({telling.times(result)})", flush=True)
 
 
@@ -302,6 +304,14 @@ def _outputs(result: GuardResult, host: Host, shown: Path, folder: Path) -> None
     files = {"report-html": guard_result.HTML, "junit-xml": guard_result.JUNIT, "report-json": guard_result.JSON}
     for name, file in files.items():
         host.output(name, str(shown / file) if (folder / file).is_file() else "")
+
+
+def _vouch(host: Host, folder: Path) -> None:
+    """The last word: what this very job left. Artifacts outlive the attempt of a run that made them."""
+    try:
+        host.output("digests", json.dumps({guard_result.VOUCHED: guard_result.digest(folder)}))
+    except ArtifactError as error:
+        host.warning(f"outputs could not be written: {error}")
 
 
 def _top(start: Path) -> Path:

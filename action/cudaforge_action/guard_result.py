@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest_cudaforge.report.json as json_report
-from cudaforge_action.artifact import ArtifactError, read_json, refuse
+from cudaforge_action.artifact import ArtifactError, digest_of, read_json, refuse
 from cudaforge_action.records import GuardOutcome, GuardRun, Unchecked
 from pytest_cudaforge import durable
 from pytest_cudaforge.guarded import Cause, GuardRecord, GuardReport
@@ -27,7 +27,9 @@ __all__ = [
     "JUNIT",
     "RUN",
     "SEVERITY",
+    "VOUCHED",
     "GuardResult",
+    "digest",
     "error_of",
     "exit_status",
     "judge",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 JSON, JUNIT, HTML, RUN = "guard.json", "junit.xml", "report.html", "run.json"
+#: What the guard's digest is called among those that a job hands on.
+VOUCHED = "guard"
 #: Worst first.
 SEVERITY: Final[tuple[GuardOutcome, ...]] = ("error", "failed", "regression", "inconclusive", "pass")
 
@@ -136,6 +140,11 @@ def _named(ids: Sequence[str]) -> str:
 def write_run(folder: Path, run: GuardRun) -> None:
     """Raises OSError where it cannot be written."""
     durable.write_file(folder / RUN, json.dumps(to_json(run), indent=1) + "\n")
+
+
+def digest(folder: Path) -> str:
+    """Of what :func:`read` reads. Raises :class:`~cudaforge_action.artifact.ArtifactError`."""
+    return digest_of(folder, [name for name in (JSON, RUN) if (folder / name).exists()])
 
 
 def read(folder: Path) -> GuardResult:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudaforge_action.artifact import digest_of
 from cudaforge_action.branch import Kernel, Refused
 from cudaforge_action.shards import Forged, ShardError, Verified, read_forged, read_verified
 from cudaforge_action.story import Origin, kernel_of
@@ -48,9 +49,10 @@ class Harvest:
         return tuple(dict.fromkeys(found))
 
 
-def harvest(folder: Path, expected: Collection[str] | None = None) -> Harvest:
+def harvest(folder: Path, expected: Collection[str] | None = None, vouched: Mapping[str, str] | None = None) -> Harvest:
     """What lies in ``folder/forged/*`` and ``folder/verified/*``. ``expected``: the shards that were planned, where
-    that is known; no others are used then."""
+    that is known; no others are used then. ``vouched``: by shard, the digest of what its verify job left, by that
+    job's own outputs, where those are known: an artifact belongs to a whole run, whose other jobs can replace it."""
     lost: dict[str, str] = {}
     forged: dict[str, Forged] = {}
     verified: dict[str, Verified] = {}
@@ -61,6 +63,8 @@ def harvest(folder: Path, expected: Collection[str] | None = None) -> Harvest:
             lost[place.name] = f"what its forge job left is not used: {error.what}"
     for place in _folders(folder / "verified"):
         try:
+            if vouched is not None:
+                _check_origin(place, vouched.get(place.name, ""))
             verified[place.name] = read_verified(place)
         except ShardError as error:
             lost[place.name] = f"what its verify job left is not used: {error.what}"
@@ -73,6 +77,14 @@ def harvest(folder: Path, expected: Collection[str] | None = None) -> Harvest:
             lost[name] = why
     kernels, refused = _kernels(forged, verified)
     return Harvest(tuple(kernels), tuple(refused), dict(sorted(lost.items())), forged, verified)
+
+
+def _check_origin(place: Path, vouched: str) -> None:
+    """Raises :class:`ShardError` for what its verify job did not leave."""
+    if not vouched:
+        raise ShardError(f"{place.name}: no verify job says that it left this")
+    if digest_of(place) != vouched:
+        raise ShardError(f"{place.name}: it is not what its verify job says that it left")
 
 
 def _folders(folder: Path) -> Sequence[Path]:

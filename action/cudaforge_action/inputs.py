@@ -22,7 +22,7 @@ from cudaforge_action.descriptions import DESCRIPTIONS, MODE_DESCRIPTIONS
 from cudaforge_action.records import Shard
 from pytest_cudaforge.errors import UsageError
 
-__all__ = ["MODES", "Inputs", "Runner", "as_environ", "read"]
+__all__ = ["MODES", "Inputs", "Needs", "Runner", "as_environ", "read"]
 
 MODES: Final = ("guard", "report", "plan", "forge", "verify", "publish", "all")
 MATRIX_JOBS_LIMIT: Final = 256
@@ -30,6 +30,7 @@ MATRIX_JOBS_LIMIT: Final = 256
 
 # A shard's name becomes a folder and part of an artifact's name.
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ABOUT = """\
 What the GitHub Action runs; the same on GitLab CI and on a plain machine. Results, summary.md and outputs.json lie in
 .cudaforge/action (--output-dir).
@@ -48,6 +49,16 @@ class Runner:
     device: str = ""
     arch: str = ""
     shards: int = 1
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job that went before says of itself, which no other job can say for it. ``result``: ``success``,
+    ``failure``, ``cancelled`` or ``skipped``. ``digests``: of what it left, by name, from all its outputs; "" where two
+    of a matrix say different things of the same."""
+
+    result: str
+    digests: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ class Inputs:
     rounds: int | None = None
     max_usd: float | None = None
     shard: Shard | None = None
+    needs: Needs | None = None
     branch: str = "cudaforge/forge"
     branch_suffix: str = ""
     title: str = ""
@@ -134,6 +146,8 @@ def _written(name: str, value: object) -> str:
         return "true" if value else "false"
     if name == "runners":
         return json.dumps([asdict(runner) for runner in cast("tuple[Runner, ...]", value)])
+    if isinstance(value, Needs):
+        return json.dumps({"result": value.result, "outputs": {"digests": json.dumps(dict(value.digests))}})
     if isinstance(value, Shard):
         return json.dumps(asdict(value))
     if isinstance(value, tuple):
@@ -336,6 +350,33 @@ def _shard(name: str, text: str) -> Shard:
     )
 
 
+def _needs(name: str, text: str) -> Needs:
+    """One job of the context ``needs``: https://docs.github.com/actions/reference/workflows-and-actions/contexts."""
+    expected = "one job of the context needs, as JSON: ${{ toJSON(needs.verify) }}"
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _wrong(name, text, expected) from None
+    outputs = data.get("outputs") if isinstance(data, dict) else None
+    if not isinstance(outputs, dict) or not isinstance(data.get("result"), str):
+        raise _wrong(name, text, expected)
+    digests: dict[str, str] = {}
+    for output in outputs.values():
+        for left, digest in _digests(output).items():
+            digests[left] = digest if digests.get(left, digest) == digest else ""
+    return Needs(data["result"], digests)
+
+
+def _digests(output: object) -> Mapping[str, str]:
+    """What an output says of digests; nothing where it is about something else."""
+    try:
+        data = json.loads(output) if isinstance(output, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    pairs = data.items() if isinstance(data, dict) else ()
+    return {left: digest for left, digest in pairs if isinstance(digest, str) and _DIGEST.fullmatch(digest)}
+
+
 def _strings(name: str, value: object, expected: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise _wrong(name, str(value), expected)
@@ -367,6 +408,7 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "rounds": _whole(1, 1000),
     "max_usd": _number(0.0, 1e6),
     "shard": _shard,
+    "needs": _needs,
     "branch": _branch,
     "branch_suffix": _suffix,
     "title": _one_line,

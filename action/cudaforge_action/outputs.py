@@ -21,6 +21,7 @@ OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
         "report-html": "the page of the run, from the checkout's top",
         "report-json": "the same for programs",
         "junit-xml": "the same as JUnit",
+        "digests": "the SHA-256 of what the job leaves, by name: for the input `needs` of the next job",
     },
     "report": {
         "comment-url": "the sticky comment, where there is one",
@@ -39,6 +40,7 @@ OUTPUTS: Final[Mapping[str, Mapping[str, str]]] = {
     "verify": {
         "verified": "how many kernels were rebuilt from source, are right and faster",
         "best-speedup": "the largest speedup over eager",
+        "digests": "the same, by shard",
     },
     "publish": {
         "operation": "`created`, `updated`, `closed`, `pushed` (no pull request could be opened) or `none`",

@@ -78,7 +78,8 @@ def check_target(inputs: Inputs, context: Context) -> None:
 def run(inputs: Inputs, host: Host) -> int:
     """The exit status. Raises PublishError, ApiError and UsageError, whose messages say what to do."""
     _refuse_checked_in(inputs)
-    found = harvest(inputs.output, _expected(inputs.output))
+    vouched = inputs.needs.digests if inputs.needs is not None else None
+    found = harvest(inputs.output, _expected(inputs.output), vouched)
     _merge(inputs, host, found)
     for name, why in found.lost.items():
         host.warning(f"shard {name} is not in this publish: {one_line(plain(why), 500)}")

@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from cudaforge_action import guard_result, telling
 from cudaforge_action.api import GitHub
-from cudaforge_action.artifact import ArtifactError
+from cudaforge_action.artifact import ArtifactError, refuse
 from cudaforge_action.comment import Comments, MergeRequestComments, PullRequestComments, keep_one, marker
 from cudaforge_action.guard_result import GuardResult
 from cudaforge_action.host import Host
@@ -41,7 +42,7 @@ def run(
     """
     folder = inputs.output / "guard"
     try:
-        result, status = guard_result.read(folder), 0
+        result, status = _left(inputs, folder), 0
     except ArtifactError as error:
         if host.context.fork and not folder.exists():
             host.notice("nothing to report: the guard left no result of this head, which lies in a fork")
@@ -53,6 +54,23 @@ def run(
         result, status = guard_result.error_of(error), 1
     _Report(inputs, host, result, sleep, time.monotonic() + telling_s).tell()
     return status
+
+
+def _left(inputs: Inputs, folder: Path) -> GuardResult:
+    """What the guard's job left. Raises :class:`~cudaforge_action.artifact.ArtifactError` for good news that it does
+    not vouch for: an artifact outlives the attempt that made it, and a job that failed early made none."""
+    needs = inputs.needs
+    vouched = needs.digests.get(guard_result.VOUCHED) if needs is not None else None
+    if vouched is not None and guard_result.digest(folder) != vouched:
+        raise refuse(folder, "is not what the guard job says that it left")
+    result = guard_result.read(folder)
+    if needs is None or state_of(result) != "success":
+        return result
+    if vouched is None:
+        raise refuse(folder, f"is not vouched for by the guard job, which ended with {needs.result[:20]!r}")
+    if needs.result != "success":
+        raise refuse(folder, f"says that all is well, but the guard job ended with {needs.result[:20]!r}")
+    return result
 
 
 def state_of(result: GuardResult) -> State:

@@ -162,9 +162,10 @@ class _Verifying:
         return wanted if wanted == "cpu" else (configured if configured.startswith("cuda") else "cuda:0")
 
     def _verdict(self, candidate: Candidate, target: Target, evaluator: Evaluator) -> Evaluation:
-        """As a winner gets it at the end of the loop: built past the cache, sanitized, timed; twice where undecided."""
+        """As a winner gets it at the end of the loop: built past the cache, sanitized, timed; twice where that leaves
+        it open. One that was disturbed has further turns, later."""
         verdict = evaluator.evaluate(candidate, target, fresh=True)
-        if verdict.passed and verdict.timing is not None and verdict.timing.decision in ("inconclusive", "disturbed"):
+        if verdict.passed and verdict.timing is not None and verdict.timing.decision == "inconclusive":
             verdict = evaluator.evaluate(candidate, target, fresh=True)
         if verdict.passed and evaluator.kind == "cuda" and self.project.settings.profile != "never":
             verdict = _profiled(verdict, candidate, target, evaluator)

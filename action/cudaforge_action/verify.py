@@ -6,12 +6,14 @@ with the reason.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cudaforge_action.artifact import digest_of
 from cudaforge_action.environment import key_names, token_names
 from cudaforge_action.held import checked_out
 from cudaforge_action.host import Host, log
@@ -58,6 +60,8 @@ def run(inputs: Inputs, host: Host) -> int:
     best = max((_speedup(kernel) for kernel in published), default=None)
     host.output("verified", str(len(published)))
     host.output("best-speedup", f"{best:.3f}" if best is not None else "")
+    left = {shard.shard: digest_of(inputs.output / "verified" / shard.shard) for shard in found}
+    host.output("digests", json.dumps(left))
     host.summary(_summary(found))
     log(host, [_few(kernels), *(f"{one.target} ({one.language}): {_verdict(one)}" for one in kernels)])
     for shard in found:

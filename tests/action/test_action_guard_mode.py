@@ -19,7 +19,7 @@ from typing import Any, Literal
 import guard_repo
 import pytest
 import yaml
-from cudaforge_action import guard
+from cudaforge_action import guard, guard_result
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.process import Ended, run_quoted
@@ -67,6 +67,7 @@ def test_a_repository_without_kernels_passes_and_says_so(repo: Repo) -> None:
     repo.commit("nothing yet")
     status, run, outputs, summary = guarded()
     assert status == 0 and run["pytest_status"] == 5 and outputs["checked"] == "0"
+    assert json.loads(outputs["digests"]) == {"guard": guard_result.digest(OUTPUT / "guard")}
     assert "nothing to guard" in summary and "there is no forged kernel, and no target says" in summary
 
 

@@ -13,7 +13,7 @@ import pytest
 from cudaforge_action.all import environment
 from cudaforge_action.descriptions import MODE_DESCRIPTIONS
 from cudaforge_action.handover import handover
-from cudaforge_action.inputs import MODES, Inputs, Runner, as_environ, read
+from cudaforge_action.inputs import MODES, Inputs, Needs, Runner, as_environ, read
 from cudaforge_action.records import Shard
 
 from pytest_cudaforge.errors import UsageError
@@ -43,6 +43,22 @@ def test_runners_are_yaml() -> None:
     text = "- {labels: [self-hosted, h200], device: cuda, arch: sm_90, shards: 4}\n- labels: hosted\n"
     found = read({"INPUT_MODE": "plan", "INPUT_RUNNERS": text}, ())
     assert found.runners == (Runner(("self-hosted", "h200"), "cuda", "sm_90", 4), Runner(("hosted",)))
+
+
+def test_the_job_before_is_a_job_of_the_context_needs() -> None:
+    one, two = "a" * 64, "b" * 64
+    outputs = {
+        "d0": json.dumps({"01-cpu": one, "03-cpu": one}),
+        "d1": json.dumps({"02-cpu": two, "03-cpu": two}),  # two jobs of a matrix say it of the same shard
+        **{"regressions": "1", "text": "no JSON", "list": "[1]", "odd": json.dumps({"04-cpu": "c" * 63, "05-cpu": 5})},
+    }
+    # As toJSON writes it: over several lines.
+    text = json.dumps({"result": "failure", "outputs": outputs}, indent=2)
+    found = read({"INPUT_MODE": "publish", "INPUT_NEEDS": text}, ()).needs
+    assert found == Needs("failure", {"01-cpu": one, "02-cpu": two, "03-cpu": ""})
+    assert read({"INPUT_MODE": "publish", "INPUT_NEEDS": '{"result": "skipped", "outputs": {}}'}, ()).needs == Needs(
+        "skipped", {}
+    )
 
 
 def test_the_token_comes_from_the_environment_only_and_is_never_shown() -> None:
@@ -84,6 +100,11 @@ def test_the_token_comes_from_the_environment_only_and_is_never_shown() -> None:
         ("runners", "!!python/object/apply:os.system [id]"),
         ("runners", "[{labels: [a], device: tpu}]"),
         ("runners", "{"),
+        ("needs", "null"),
+        ("needs", "success"),
+        ("needs", '{"outputs": {}}'),
+        ("needs", '{"result": "success"}'),
+        ("needs", '{"verify": {"result": "success", "outputs": {}}}'),
         ("shard", "{}"),
         ("shard", "[" * 2000),
         ("shard", json.dumps({"name": "../x", "runs_on": [], "device": "", "targets": []})),
@@ -123,6 +144,7 @@ def test_inputs_go_to_another_process_and_come_back_the_same() -> None:
         targets=("a b.py::A", "c.py::*"),
         labels=("x y", "z"),
         shard=SHARD,
+        needs=Needs("success", {"01-cpu": "a" * 64}),
         rounds=3,
         max_usd=0.5,
         strict=True,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from cudaforge_action.api import ApiError
+from cudaforge_action.artifact import digest_of
+from cudaforge_action.inputs import Needs
 from cudaforge_action.shards import write_verified
 from fake_git import git
 from fake_github import READER, unavailable
@@ -143,6 +145,46 @@ def test_a_shard_that_was_not_planned_is_not_published(repo: Repo) -> None:
     assert repo.entries() == ["layers.py::Scale"]
     assert "shard 99-other is not in this publish: it was not planned" in done.log
     assert done.outputs["spent-usd"] == "0.0300"
+
+
+def vouched(repo: Repo, *shards: str) -> Needs:
+    """As the outputs of the verify jobs say it of what they left."""
+    return Needs("success", {name: digest_of(repo.results / "verified" / name) for name in shards})
+
+
+def test_what_another_job_puts_in_the_place_of_a_verified_kernel_is_not_published(repo: Repo) -> None:
+    """A forge job that was taken over has its run's artifacts in reach, not the outputs of the verify jobs."""
+    repo.jobs("Scale")
+    repo.jobs("Shift", shard="02-cpu")
+    needs = vouched(repo, "01-cpu", "02-cpu")
+    repo.jobs("Scale", text="evil", speedup=9.0)
+    done = repo.publish(needs=needs)
+    assert repo.entries() == ["layers.py::Shift"]
+    assert "shard 01-cpu is not in this publish" in done.log and "is not what its verify job says" in done.log
+    # Without the word of its job, nothing tells it from what was verified.
+    assert repo.publish().outputs["kernels"] == "2"
+    assert "// evil" in repo.file(BRANCH, next(one for one in repo.files() if "scale" in one and one.endswith(".cpp")))
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs("failure", {}),  # the job was lost, or an earlier attempt's artifact is all there is
+        Needs("success", {"01-cpu": ""}),  # two jobs said different things
+        Needs("success", {"02-cpu": "a" * 64}),
+    ],
+)
+def test_what_no_verify_job_vouches_for_is_not_published(repo: Repo, needs: Needs) -> None:
+    repo.jobs("Scale")
+    done = repo.publish(needs=needs)
+    assert done.outputs["operation"] == "none" and BRANCH not in repo.hub.branches
+    assert "no verify job says that it left this" in done.log
+
+
+def test_what_verify_jobs_vouch_for_is_published(repo: Repo) -> None:
+    repo.jobs("Scale")
+    repo.jobs("Shift", shard="02-cpu")
+    assert repo.publish(needs=vouched(repo, "01-cpu", "02-cpu")).outputs["kernels"] == "2"
 
 
 def test_a_branch_is_pushed_where_no_workflow_may_open_pull_requests(repo: Repo) -> None:

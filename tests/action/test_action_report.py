@@ -23,7 +23,7 @@ from cudaforge_action.comment import marker
 from cudaforge_action.github import GitHubHost
 from cudaforge_action.gitlab import GitLabHost
 from cudaforge_action.guard_result import GuardResult
-from cudaforge_action.inputs import Inputs
+from cudaforge_action.inputs import Inputs, Needs
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import GuardRun
 from cudaforge_action.workflow import Commands
@@ -308,6 +308,57 @@ def test_a_run_that_calls_itself_well_does_not_hide_its_report(job: Run) -> None
     # Nor does one without a report pass.
     (job.folder / ".cudaforge/action/guard/guard.json").unlink()
     assert job(None) == 0 and job.states[-1][0] == "error"
+
+
+# -- what an earlier attempt left --------------------------------------------------------------------------------------
+
+
+def vouching(folder: Path, result: str = "success") -> Needs:
+    """As the guard job's outputs say it of what lies there."""
+    return Needs(result, {"guard": guard_result.digest(folder)})
+
+
+def test_what_the_guard_job_vouches_for_is_told(job: Run) -> None:
+    folder = made.write(job.folder / ".cudaforge/action/guard", result(SAME))
+    (folder / "report.html").write_text("whatever")
+    assert job(None, needs=vouching(folder)) == 0 and job.states[-1][0] == "success"
+    made.write(folder, result(WRONG, status=1))
+    assert job(None, needs=vouching(folder, "failure")) == 0 and job.states[-1] == ("failure", "1 wrong")
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs("failure", {}),  # it failed early
+        Needs("cancelled", {}),  # its time was up
+        Needs("success", {}),
+        Needs("failure", {"guard": "a" * 64}),  # it left something else, which did not come
+        Needs("success", {"guard": ""}),
+    ],
+)
+def test_a_pass_that_an_earlier_attempt_left_is_not_told_as_this_ones(job: Run, needs: Needs) -> None:
+    told = result(SAME)
+    assert job(told) == 0 and job.states[-1][0] == "success"  # without the word of its job it is believed
+    assert job(told, needs=needs) == 1
+    assert job.states[-1][0] == "error" and "the guard could not finish" in job.bodies[0]
+    assert "guard job" in job.bodies[0]
+
+
+def test_a_job_that_failed_after_all_was_well_is_not_green(job: Run) -> None:
+    folder = made.write(job.folder / ".cudaforge/action/guard", result(SAME))
+    assert job(None, needs=vouching(folder, "failure")) == 1 and job.states[-1][0] == "error"
+    assert "ended with" in job.bodies[0] and "failure" in job.bodies[0]
+
+
+def test_bad_news_are_told_though_the_guard_job_could_not_vouch_for_them(job: Run) -> None:
+    assert job(result(WRONG, status=1), needs=Needs("failure", {})) == 0
+    assert job.states[-1] == ("failure", "1 wrong")
+    assert job(None, needs=Needs("failure", {"guard": "a" * 64})) == 1 and job.states[-1][0] == "error"
+
+
+def test_a_fork_that_was_skipped_is_no_error_beside_needs(job: Run) -> None:
+    job.pull.head_repository = "mallory/kernels"
+    assert job(None, needs=Needs("success", {})) == 0 and job.hub.writes == []
 
 
 def test_hostile_text_ends_in_a_comment_that_github_takes(job: Run) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import shard_records
-from cudaforge_action.artifact import files_below, read_json
+from cudaforge_action.artifact import ArtifactError, digest_of, files_below, read_json
 from cudaforge_action.records import VerifiedKernel, VerifiedShard
 from cudaforge_action.shards import (
     FORGED_DIR,
@@ -487,3 +487,46 @@ def test_a_compiler_configuration_is_a_kernel_too(tmp_path: Path, targets: list[
     write_verified(folder, VerifiedShard("01-cpu", shard_records.COMMIT, kernels=(kernel,)))
     (files,) = read_verified(folder).files.values()
     assert entry.directory.endswith(f"/cpu-compiler-{entry.variant}") and files["options.json"] == b"{}\n"
+
+
+# -- what a job says of what it left -------------------------------------------------------------------------------
+
+
+def add_file(folder: Path) -> None:
+    (folder / "more").write_text("")
+
+
+def change_file(folder: Path) -> None:
+    (folder / "a").write_text("1\n2")
+
+
+def rename_file(folder: Path) -> None:
+    (folder / "a").rename(folder / "c")
+
+
+def swap_files(folder: Path) -> None:
+    (folder / "a").write_text("2")
+    (folder / "sub/b").write_text("1")
+
+
+@pytest.mark.parametrize("change", [add_file, change_file, rename_file, swap_files])
+def test_a_digest_is_of_names_and_bytes(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "a").write_text("1")
+        (tmp_path / name / "sub/b").write_text("2")
+    # What an artifact does not keep is no part of it.
+    (tmp_path / "two/empty").mkdir()
+    (tmp_path / "two/a").chmod(0o755)
+    before = digest_of(tmp_path / "one")
+    assert before == digest_of(tmp_path / "two") != digest_of(tmp_path / "one", ["a"])
+    change(tmp_path / "two")
+    assert digest_of(tmp_path / "two") != before
+
+
+def test_there_is_no_digest_of_what_lies_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a").symlink_to("/etc/hostname")
+    for names in (None, ["a"], ["gone"]):
+        with pytest.raises(ArtifactError):
+            digest_of(tmp_path / "folder", names)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import shard_records
 from cudaforge_action import verification, verify
+from cudaforge_action.artifact import digest_of
 from cudaforge_action.inputs import Inputs
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import ForgedKernel, Shard, VerifiedKernel, VerifiedShard
@@ -80,6 +81,9 @@ def test_all_shards_without_a_name_beside_gitlabs_own_tokens(
     status, shard, outputs = verified(shard=None)
     assert status == 0 and outputs["verified"] == "0" and shard.kernels[0].entry is None
     assert sorted(path.name for path in (PLACE / "verified").iterdir()) == ["01-cpu", "02-cpu"]
+    assert json.loads(outputs["digests"]) == {
+        name: digest_of(PLACE / "verified" / name) for name in ("01-cpu", "02-cpu")
+    }
     assert "0 of 2 kernels may be published." in capfd.readouterr().out
     assert "has changed" in (PLACE / "summary.md").read_text()
 

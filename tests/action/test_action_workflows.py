@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cudaforge_action.inputs import Inputs, read
+from cudaforge_action.inputs import MATRIX_JOBS_LIMIT, Inputs, read
 
 ROOT = Path(__file__).resolve().parents[2]
 REUSABLE = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -80,6 +80,28 @@ def test_each_secret_and_each_write_permission_is_in_one_job_only() -> None:
             assert name in ("publish", "report") or job["permissions"] == {"contents": "read"}
             hosted = job["runs-on"] == "${{ inputs.hosted }}"
             assert hosted == (name in ("plan", "publish", "report"))
+
+
+def test_every_job_of_the_matrix_has_an_output_of_its_own_to_vouch_by() -> None:
+    """Outputs of a matrix are put together by name, empty ones left out; two of one name would overwrite each other."""
+    jobs = loaded(ROOT / ".github/workflows/forge.yml")["jobs"]
+    assert jobs["verify"]["outputs"] == {
+        f"d{place}": f"${{{{ strategy.job-index == {place} && steps.verify.outputs.digests || '' }}}}"
+        for place in range(MATRIX_JOBS_LIMIT)
+    }
+    assert [step["id"] for step in jobs["verify"]["steps"] if step.get("uses") == ACTION] == ["verify"]
+    guard = loaded(ROOT / ".github/workflows/guard.yml")["jobs"]["guard"]
+    assert guard["outputs"]["digests"] == "${{ steps.guard.outputs.digests }}"
+
+
+def test_who_holds_a_token_asks_the_job_before_for_its_word() -> None:
+    told = {
+        name: step["with"].get("needs")
+        for path in REUSABLE
+        for name, step in steps(path)
+        if step.get("uses") == ACTION and step["with"]["mode"] in ("publish", "report")
+    }
+    assert told == {"publish": "${{ toJSON(needs.verify) }}", "report": "${{ toJSON(needs.guard) }}"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
