@@ -121,6 +121,7 @@ class _Linter:
         if not trivial:
             yield from _constant_parts(answers)
             yield from self._idle_inputs(first, other)
+            yield from self._carried(first)
 
     # -- running the reference
 
@@ -129,16 +130,20 @@ class _Linter:
         self.subject.redraw(self.workload, leaves, family, seed)
         return leaves, tree
 
-    def _answer(self, probe: str, inputs: Leaves, tree: Any, weights: int | None, seed: int = 0) -> _Answer:
-        """Run the reference on copies of what it writes, after seeding every generator with ``seed``."""
+    def _answer(
+        self, probe: str, inputs: Leaves, tree: Any, weights: int | None, seed: int = 0, calls: int = 1
+    ) -> _Answer:
+        """Run the reference on copies of what it writes, after seeding every generator with ``seed``; the last of so
+        many ``calls``."""
         subject = self.subject
         subject.set_weights(weights)
-        leaves = {p: leaf.clone() if f"input/{p}" in self.written else leaf for p, leaf in inputs.items()}
         state = subject.state()
-        seed_generators(seed)
         try:
-            with precision_flags(subject.options.precision):
-                returned = subject.run(subject.function, *unflatten_call(tree, leaves))
+            for _ in range(calls):
+                leaves = {p: leaf.clone() if f"input/{p}" in self.written else leaf for p, leaf in inputs.items()}
+                seed_generators(seed)
+                with precision_flags(subject.options.precision):
+                    returned = subject.run(subject.function, *unflatten_call(tree, leaves))
             outputs = {path: _owned(value, state) for path, value in flatten_output(returned)[0].items()}
             outputs |= {f"written input {p}": leaf for p, leaf in leaves.items() if f"input/{p}" in self.written}
             outputs |= {f"written state {p}": t.clone() for p, t in state.items() if f"state/{p}" in self.written}
@@ -146,6 +151,18 @@ class _Linter:
             if any(path.startswith("state/") for path in self.written):
                 subject.restore()
         return _Answer(probe, inputs, tree, weights, outputs)
+
+    def _carried(self, first: _Answer) -> Iterator[LintFinding]:
+        """Outputs that the state which a call leaves behind changes: every trial begins with it anew."""
+        if not any(path.startswith("state/") for path in self.written):
+            return
+        again = self._answer("the next call", first.inputs, first.tree, first.weights, calls=2)
+        changed = [
+            p for p, v in first.outputs.items() if not p.startswith("written ") and not _equal(v, again.outputs[p])
+        ]
+        for path in changed:
+            text = f"{path} changes from one call to the next on the same inputs, by the state that forward writes"
+            yield LintFinding("state", f"{text}: a verdict shows the first call alone", False)
 
     def _oracle(self, answer: _Answer) -> tuple[Leaves, dict[str, Rule]]:
         """The fp64 run of an answer's call and the rules it gives; the reference itself where there is no such run."""
@@ -236,9 +253,11 @@ class _Linter:
         yield _Suspect(
             "constant", f"a constant would pass{same}", lambda answer: None if answer is first else first.outputs
         )
-        if (sources := _copied(first)) is not None:
-            names = ", ".join(f"{path} is {self.subject.input_name(source)}" for path, source in sources.items())
-            yield _Suspect("copy", f"a copy would pass: {names}", lambda answer: _copies(answer, sources))
+        fixed = {} if same_inputs else {p: v for p, v in first.outputs.items() if _equal(v, other.outputs.get(p))}
+        if (sources := _copied(first, fixed)) is not None:
+            named = [f"{path} is {self.subject.input_name(source)}" for path, source in sources.items()]
+            names = ", ".join([*named, *(f"{path} is always the same" for path in fixed)])
+            yield _Suspect("copy", f"a copy would pass: {names}", lambda answer: _copies(answer, sources) | fixed)
         if not same_inputs:
             text = "a kernel that ignores its inputs would pass"
             yield _Suspect("inputs", text, lambda answer: _for_other_inputs(answer, first, last))
@@ -393,16 +412,19 @@ def _zeros(answer: _Answer) -> Leaves:
     return {p: torch.zeros_like(v) if isinstance(v, Tensor) else v for p, v in answer.outputs.items()}
 
 
-def _copied(answer: _Answer) -> dict[str, str] | None:
-    """By output, the input that it nearly equals; None where one equals none."""
+def _copied(answer: _Answer, fixed: Leaves) -> dict[str, str] | None:
+    """By output, the input that it nearly equals; None where one that is not among the ``fixed`` equals none, and where
+    all are fixed."""
     found = {}
     for path, value in answer.outputs.items():
+        if path in fixed:
+            continue
         inputs = ((p, leaf) for p, leaf in answer.inputs.items() if isinstance(leaf, Tensor) and leaf.numel())
         source = next((p for p, leaf in inputs if isinstance(value, Tensor) and _alike({"": leaf}, {"": value})), None)
         if source is None:
             return None
         found[path] = source
-    return found
+    return found or None
 
 
 def _copies(answer: _Answer, sources: dict[str, str]) -> Leaves:

@@ -69,6 +69,15 @@ class Dropout(nn.Module):
     def forward(self, x):
         return self.drop(x)
 
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+class CountsItsCalls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
 calls = []
 
 @forge_target(inputs=lambda: [torch.randn(8, 64)])
@@ -113,6 +122,7 @@ WANTED = {
     "not_a_number": ("nonfinite", "1 of out is NaN or infinite in every probe: a constant NaN"),
     "tiny": ("tiny", "e-35: zeros would pass"),
     "Identity": ("copy", "out.out is input 1 (y), out.first is input 0 (x)"),
+    "CountsItsCalls": ("copy", "out is input 0 (x), written state calls is always the same; right on all of"),
     "OnlyWeights": ("inputs", "a kernel that ignores its inputs would pass"),
     "ShiftedSoftmax": ("weights", "a kernel that ignores every weight would pass; right on all of other weights"),
     "Dropout": ("random", "not forgeable: it draws random numbers"),
@@ -148,6 +158,15 @@ class Normed(nn.Module):
         self.norm = nn.BatchNorm1d(64)
     def forward(self, x):
         return self.norm(x)
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+class Drifting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+    def forward(self, x):
+        self.mean += x.mean()
+        return x.exp() + self.mean
 
 @forge_target(inputs=lambda: [torch.randn(64, 64), 0.5])
 def scale_(x, factor):
@@ -229,6 +248,12 @@ def test_notes_are_told_but_refuse_nothing(root: Path) -> None:
     assert note == LintFinding(
         "input", "input 1 (mask) is the same in every draw: a kernel may have its values built in", False
     )
+
+
+def test_outputs_that_change_from_call_to_call_are_told(root: Path) -> None:
+    notes = [finding for finding in lint(subject(root, "honest.py", "Drifting"), "default") if finding.kind == "state"]
+    assert [note.refuses for note in notes] == [False]
+    assert "out changes from one call to the next on the same inputs" in notes[0].text
 
 
 def test_weights_and_state_are_as_constructed_afterwards(root: Path) -> None:
