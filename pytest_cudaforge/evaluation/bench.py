@@ -239,7 +239,7 @@ class Bench:
         generator = torch.Generator().manual_seed(seed)
         self._expected, target.held = None, {}
         target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
-        target.case = Case(seed, "touched", target.case.weights_seed, target.case.kept)
+        target.case = replace(target.case, seed=seed, family="touched")
         self._write_inputs(frame)
         self._synchronise()
 
@@ -255,8 +255,8 @@ class Bench:
             path: exchanged(leaf, generator) if structures.get(path, "drawn") != "drawn" else leaf
             for path, leaf in target.inputs.items()
         }
-        weights_seed = target.case.weights_seed
-        target.case = Case(seed, "exchanged", weights_seed, target.case.kept, None if weights_seed is None else seed)
+        weights = None if target.case.weights_seed is None else seed
+        target.case = replace(target.case, seed=seed, family="exchanged", exchanged=weights)
         self.set_weights(target.case)
         self._write_inputs(frame)
         self._synchronise()
@@ -268,7 +268,7 @@ class Bench:
         for frame, seed in zip(self.frames, seeds, strict=True):
             before = self.frames[frame].case
             assert before is not None, "a frame is filled before it is renewed"
-            self._draw_into(frame, Case(seed, "drawn", before.weights_seed, before.kept))
+            self._draw_into(frame, replace(before, seed=seed, family="drawn"))
             self.frames[frame].held = {}
         self._synchronise()
 

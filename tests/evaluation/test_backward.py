@@ -10,7 +10,7 @@ import torch
 from gradient_targets import candidate, find, write_repo
 from known_ceilings import cache_with_ceilings
 
-from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.bench import Bench, Case, region_view
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.gradients import GradientSubject
@@ -70,13 +70,19 @@ def test_what_forward_returned_follows_values_and_weights(repo: Path) -> None:
     layout = call_layout(trace(candidate().file("plan.py"), signature, function=FUNCTION), frames=1).data
     one, other = Bench(subject, name, "", layout), Bench(subject, name, "", layout)
     one.fill(0, Case(1, "drawn", 11), 0)
-    weights = {path: tensor.clone() for path, tensor in subject.state().items()}
-    other.fill(0, Case(2, "drawn", 22), 0)
+    place = one.regions["state/weight"][0], one.specs["state/weight"]
+    drawn = region_view(one.bytes, *place).clone()
     for change in (lambda: one.exchange(0, 5), lambda: one.renew([6]), lambda: one.touch(0, 7)):
+        other.fill(0, Case(2, "drawn", 22), 0)
         change()
-        inputs = one.frames[0].inputs
+        inputs, weights = one.frames[0].inputs, subject.state()
         expected = inputs["0"].sigmoid() * weights["weight"] + weights["bias"]
         torch.testing.assert_close(inputs["kw.out"], expected)
+        # What the candidate sees is what its inputs were made with: a few elements of what was drawn are exchanged.
+        seen = region_view(one.bytes, *place)
+        assert torch.equal(seen, weights["weight"])
+        assert 0 < int((seen != drawn).sum()) <= 8
+        assert torch.equal(seen.flatten().sort().values, drawn.flatten().sort().values)
     one.close()
     other.close()
 
