@@ -61,6 +61,8 @@ _UNIT_NAME = "forge_unit.cpp"
 _END_NAME = "end of kernel.cpp"
 _CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _TOOL_LINE = re.compile(r"(/\S*/)?(ld|g\+\+|as|collect2|cc1plus)(\.\w+)?: ")
+_LINKER_LINE = re.compile(r"(/\S*/)?ld(\.\w+)?: (\S+\.o: )?(?P<text>.+)")
+_MOST_LINKER_CHARS = 200
 _BROKEN_TOOL = re.compile(r"cannot find -lgomp|cannot execute .*|No space left on device|error trying to exec .*")
 _SYSTEM_DIRS = ("/usr/include/", "/usr/lib/", "/usr/local/include/")
 
@@ -243,6 +245,7 @@ def _run_compiler(command: list[str], directory: Path, unit: Unit) -> str:
     if done.returncode == 0:
         return remarks.remark_lines(full, SOURCE_NAME) if _EXPLAINED[0] in command else log
     _check_toolchain(full)
+    log = log or _linkers_words(full)
     raise BuildFailure(_headline(log), log=log)
 
 
@@ -263,11 +266,16 @@ def _tidied(log: str, full: str, unit: Unit) -> str:
     return "\n".join([*kept, *(f"{SOURCE_NAME}: error: {text}" for text in missing)])
 
 
+def _linkers_words(full: str) -> str:
+    """What ld says where nobody else complained; it names no line of any file."""
+    found = dict.fromkeys(match["text"] for line in full.splitlines() if (match := _LINKER_LINE.match(line)))
+    return "\n".join(f"{SOURCE_NAME}: error: the linker: {text[:_MOST_LINKER_CHARS]}" for text in list(found)[:3])
+
+
 def _headline(log: str) -> str:
-    for line in log.splitlines():
-        if "error: " in line:
-            return f"g++ refused the source: {line}"
-    return "g++ refused the source"
+    lines = log.splitlines()
+    told = next((line for line in lines if "error: " in line), lines[0] if lines else "")
+    return f"g++ refused the source: {told}" if told else "g++ refused the source"
 
 
 def _check_toolchain(log: str) -> None:
