@@ -62,7 +62,9 @@ _END_NAME = "end of kernel.cpp"
 _CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _TOOL_LINE = re.compile(r"(/\S*/)?(ld|g\+\+|as|collect2|cc1plus)(\.\w+)?: ")
 _LINKER_LINE = re.compile(r"(/\S*/)?ld(\.\w+)?: (\S+\.o: )?(?P<text>.+)")
-_MOST_LINKER_CHARS = 200
+#: Of the compiler's own output; one that the candidate's assembler text includes has another name.
+_ASSEMBLER_LINE = re.compile(r"/?(\S*/)?cc\w{6}\.s:\d+: Error: (?P<text>.+)")
+_MOST_TOOL_CHARS, _MOST_TOOL_LINES = 200, 5
 _BROKEN_TOOL = re.compile(r"cannot find -lgomp|cannot execute .*|No space left on device|error trying to exec .*")
 _SYSTEM_DIRS = ("/usr/include/", "/usr/lib/", "/usr/local/include/")
 
@@ -133,7 +135,22 @@ class CppLanguage:
             raise ToolchainError(
                 f"g++ cannot be run: {error}", expected="a temporary directory with room, and leave to start g++"
             ) from error
+        except ToolchainError as error:
+            if not _compiles():
+                raise
+            # The complaint is the candidate's doing: it filled the disk, or #line put its words into a tool's mouth.
+            said = error.what.partition(": ")[2]
+            raise BuildFailure(f"g++ refused the source: {said} (other sources compile here)") from error
         return Binary(self.name, arch, unit.constants, code, _kernels(code, unit), log)
+
+
+def _compiles() -> bool:
+    """Does the compiler work for a source that nobody can find fault with?"""
+    try:
+        _compile([_compiler(), *FLAGS, _UNIT_NAME, "-o", "unit.so"], "void f() {}", Unit((), ("f",)), ())
+    except (BuildFailure, ToolchainError, OSError):
+        return False
+    return True
 
 
 def check_unit(source: str, unit: Unit) -> None:
@@ -245,7 +262,7 @@ def _run_compiler(command: list[str], directory: Path, unit: Unit) -> str:
     if done.returncode == 0:
         return remarks.remark_lines(full, SOURCE_NAME) if _EXPLAINED[0] in command else log
     _check_toolchain(full)
-    log = log or _linkers_words(full)
+    log = log or _other_tools_words(full)
     raise BuildFailure(_headline(log), log=log)
 
 
@@ -266,10 +283,14 @@ def _tidied(log: str, full: str, unit: Unit) -> str:
     return "\n".join([*kept, *(f"{SOURCE_NAME}: error: {text}" for text in missing)])
 
 
-def _linkers_words(full: str) -> str:
-    """What ld says where nobody else complained; it names no line of any file."""
-    found = dict.fromkeys(match["text"] for line in full.splitlines() if (match := _LINKER_LINE.match(line)))
-    return "\n".join(f"{SOURCE_NAME}: error: the linker: {text[:_MOST_LINKER_CHARS]}" for text in list(found)[:3])
+def _other_tools_words(full: str) -> str:
+    """What the assembler or the linker says where the compiler had no complaint: no line of another file."""
+    found: dict[str, None] = {}
+    for line in full.splitlines():
+        for tool, pattern in (("assembler", _ASSEMBLER_LINE), ("linker", _LINKER_LINE)):
+            if match := pattern.match(line):
+                found[f"{SOURCE_NAME}: error: the {tool}: {match['text'][:_MOST_TOOL_CHARS]}"] = None
+    return "\n".join(list(found)[:_MOST_TOOL_LINES])
 
 
 def _headline(log: str) -> str:

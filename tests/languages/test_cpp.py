@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_nothing_of_the_candidate_runs_while_it_is_compiled(tmp_path: Path) -> N
         ("void f(float* x) {", "end of kernel.cpp:1:1: error: 'namespace' definition is not allowed here"),
         ("void g() {}", "kernel f: error: 'f' was not declared in this scope"),
         ("int f = 3;", "kernel f: error: not a function"),
+        ('void f() { asm("bogus %eax"); }', "kernel.cpp: error: the assembler: no such instruction: `bogus %eax'"),
         (
             'void g() {} __attribute__((section(".preinit_array"), used)) void (*p)() = g;\nvoid f() {}',
             "kernel.cpp: error: the linker: .preinit_array section is not allowed in DSO",
@@ -111,6 +113,13 @@ def test_a_log_shows_no_line_of_another_file(tmp_path: Path) -> None:
     error = failure(f'#include "{secret}"\nvoid f() {{}}')
     assert "swordfish" not in error.log + str(error) and "token" not in error.log + str(error)
     assert "errors in other files are not shown" in error.log
+
+
+def test_the_assembler_shows_no_line_of_another_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("swordfish is no instruction\n")
+    error = failure(f'asm(".include \\"{secret}\\"");\nvoid f() {{}}')
+    assert "swordfish" not in error.log + str(error)
 
 
 def test_warnings_do_not_fail_a_build_and_are_kept() -> None:
@@ -153,6 +162,23 @@ def test_a_parameter_a_plan_cannot_pass_still_compiles_and_is_named_later() -> N
 def test_another_arch_is_refused() -> None:
     with pytest.raises(BuildFailure, match="sm_90"):
         load("cpp").compile("", Unit((), ()), "sm_90")
+
+
+@pytest.mark.parametrize(
+    "words", ["/usr/bin/ld: cannot find -lgomp", "cc1plus: No space left on device", "g++: cannot execute this"]
+)
+def test_a_candidate_cannot_pass_for_a_broken_compiler(words: str) -> None:
+    """A broken compiler ends a whole run: that is the machine's to say; ``#line`` puts it where g++ names a file."""
+    assert "g++ refused the source" in str(failure(f'#line 1 "{words}"\nint broken = ;\nvoid f() {{}}'))
+
+
+def test_a_broken_compiler_is_told_from_a_broken_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho '/usr/bin/ld: cannot find -lgomp' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ToolchainError, match="cannot find -lgomp"):
+        build("void f() {}", "f")
 
 
 def test_a_missing_compiler_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
