@@ -295,7 +295,7 @@ def _other_tools_words(full: str) -> str:
 
 def _headline(log: str) -> str:
     lines = log.splitlines()
-    told = next((line for line in lines if "error: " in line), lines[0] if lines else "")
+    told = next((line for line in lines if "error: " in line.lower()), lines[0] if lines else "")
     return f"g++ refused the source: {told}" if told else "g++ refused the source"
 
 

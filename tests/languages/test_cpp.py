@@ -88,7 +88,8 @@ def test_nothing_of_the_candidate_runs_while_it_is_compiled(tmp_path: Path) -> N
         ("void f(float* x) {", "end of kernel.cpp:1:1: error: 'namespace' definition is not allowed here"),
         ("void g() {}", "kernel f: error: 'f' was not declared in this scope"),
         ("int f = 3;", "kernel f: error: not a function"),
-        ('void f() { asm("bogus %eax"); }', "kernel.cpp: error: the assembler: no such instruction: `bogus %eax'"),
+        ('void f() { asm("bogus %eax"); }', "kernel.cpp:1: Error: no such instruction: `bogus %eax'"),
+        ('asm("bogus %eax");\nvoid f() {}', "kernel.cpp: error: the assembler: no such instruction: `bogus %eax'"),
         (
             'void g() {} __attribute__((section(".preinit_array"), used)) void (*p)() = g;\nvoid f() {}',
             "kernel.cpp: error: the linker: .preinit_array section is not allowed in DSO",
