@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ from pytest_cudaforge.runtime.signature import Signature
 __all__ = ["Kitchen", "Product"]
 
 _PARALLEL_BUILDS = 2
+#: A plan of many sets of constants is many compilations, each with a limit of its own; together they have this one.
+_ALL_BUILDS_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,10 @@ class Kitchen:
         units = languages.units_of(traced)
         fresh = [unit for unit in units if unit not in self._binaries]
         began = time.perf_counter()
+        compile_ = functools.partial(self._compile_unit, until=began + _ALL_BUILDS_S)
         try:
             with ThreadPoolExecutor(_PARALLEL_BUILDS) as pool:
-                for unit, binary in zip(fresh, pool.map(self._compile_unit, fresh), strict=True):
+                for unit, binary in zip(fresh, pool.map(compile_, fresh), strict=True):
                     self._binaries[unit] = binary
             binaries = tuple(self._binaries[unit] for unit in units)
             languages.check_arguments(traced, binaries)
@@ -170,7 +174,11 @@ class Kitchen:
             self.cache.put(key, lined)
         return lined
 
-    def _compile_unit(self, unit: Unit) -> Binary:
+    def _compile_unit(self, unit: Unit, until: float) -> Binary:
+        if time.perf_counter() > until:
+            raise WorkerTimeout(
+                f"the plan's compilations took more than {_ALL_BUILDS_S:g} s together", limit_s=_ALL_BUILDS_S
+            )
         published = find_binary(self._published, unit, self.arch)
         if published is not None:
             return published

@@ -45,6 +45,7 @@ from pytest_cudaforge.runtime.standins import DeviceStandIn, ModuleStandIn, Stor
 from pytest_cudaforge.runtime.values import NUMBERS, Meter, Native, bind, describe, dtype_named
 
 MAX_OUTPUTS = 4096
+MAX_CONSTANT_SETS = 256
 MAX_BLOCK_THREADS = 1024
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -194,6 +195,7 @@ class Recorder:
         self._buffers: list[Buffer] = []
         self._indices: dict[int | tuple[str, str], int] = {}
         self._kept: list[Storage] = []
+        self._constants: set[Constants] = set()
         self._steps: list[Step] = []
         self._launches = 0
         self._run: Run | None = None
@@ -310,6 +312,12 @@ class Recorder:
             cooperative=cooperative,
             line=self._line,
         )
+        self._constants.add(launch.constants)
+        if len(self._constants) > MAX_CONSTANT_SETS:
+            raise PlanLimitError(
+                f"more than {MAX_CONSTANT_SETS} different sets of constants, each a compilation of its own",
+                remedy="pass what changes from launch to launch as an argument",
+            )
         self._add(self._instance(launch, bound) if language == "triton" else launch)
 
     def _instance(self, launch: Launch, bound: dict[str, Any]) -> Launch:

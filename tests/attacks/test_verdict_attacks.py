@@ -21,7 +21,7 @@ from verdict_rows import ELSEWHERE, REFUSED, ROWS, Row
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.errors import BuildFailure
-from pytest_cudaforge.evaluation import cases, verification
+from pytest_cudaforge.evaluation import building, cases, verification
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.evaluation.cases import call_layout
@@ -206,6 +206,25 @@ def plan(x):
 
 
 # -- builds
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_many_compilations_have_one_limit_together(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    """Each of up to 256 sets of constants has two minutes of its own: hours, where somebody wants them."""
+    plan = f"""from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    for i in range(8):
+        launch("kernel", args=(x, y, x.numel()), constants={{"LIMITED_{limited:d}": i}})
+    return y
+"""
+    monkeypatch.setattr(building, "_ALL_BUILDS_S", 0.2 if limited else 600.0)
+    evaluation = evaluator.evaluate(hostile(plan=plan), find(repo, "waves"), timing=False)
+    assert evaluation.status is (Status.TIMEOUT if limited else Status.PASSED), evaluation.reason
+    assert not limited or "compilations took more than 0.2 s together" in evaluation.reason
 
 
 def test_no_candidate_plants_a_build(

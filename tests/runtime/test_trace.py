@@ -639,6 +639,7 @@ def test_launch_cap() -> None:
         ("y = [x[i % 3] for i in range(100000)]", "65536"),
         ("y = [op('aten.relu', x) for i in range(5000)]", "more than 4096 launches"),
         ("launch('k', args=[x] * 2000)", "2000 args"),
+        ("[launch('k', args=[x], constants={'I': i}) for i in range(300)]", "more than 256 different sets"),
         ("y = [x] * 5000\n    return y", "at most 4096"),
     ],
 )
