@@ -57,6 +57,10 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
     "rounds": "Rounds of the loop per target; by default as configured",
     "max_usd": "What the models may cost in each forge job; by default as configured",
     "shard": "The job's own entry of the matrix, as `plan` wrote it (`matrix.shard`)",
+    "quiet_minutes": (
+        "For how many minutes in all `verify` may wait for other work on its machine to end, to race anew what that "
+        "disturbed"
+    ),
     "needs": (
         "What the job before says of itself, `toJSON(needs.guard)` for `report` and `toJSON(needs.verify)` for "
         "`publish`: what that job does not vouch for by its output `digests` is not believed to be its result"

@@ -90,6 +90,7 @@ class Inputs:
     rounds: int | None = None
     max_usd: float | None = None
     shard: Shard | None = None
+    quiet_minutes: float = 10.0
     needs: Needs | None = None
     branch: str = "cudaforge/forge"
     branch_suffix: str = ""
@@ -408,6 +409,7 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "rounds": _whole(1, 1000),
     "max_usd": _number(0.0, 1e6),
     "shard": _shard,
+    "quiet_minutes": _number(0.0, 1440.0),
     "needs": _needs,
     "branch": _branch,
     "branch_suffix": _suffix,

@@ -32,14 +32,12 @@ from pytest_cudaforge.runtime import configuration
 from pytest_cudaforge.strategies import speedup_of
 from pytest_cudaforge.wiring import open_evaluator
 
-__all__ = ["PAUSES_S", "UNFINISHED", "main", "until_undisturbed"]
+__all__ = ["UNFINISHED", "main", "until_undisturbed"]
 
 UNFINISHED = "the verify job ended before it was done"
 #: A race among busy processes says nothing of a kernel, and a night's work is not given up for one busy minute: it is
-#: raced again after each of these pauses, once all others of the shard have their verdicts.
-PAUSES_S = (10.0, 30.0, 60.0)
-#: No such turn begins later than this after the job's: the others need time to be handed on.
-_LATEST_TURN_S = 3600.0
+#: held again once all others of the shard have their verdicts, after pauses of twice the length each time.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 160.0
 _NOTE = "verified anew from its source, by a job that has no key"
 
 
@@ -49,11 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("forged", "verified", "folder"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--device", default="")
+    parser.add_argument("--quiet-minutes", type=float, default=0.0)
     parser.add_argument("--path", action="append", default=[], help="what was collected: it decides where ids start")
     given = parser.parse_args(argv)
     try:
         project = project_at(given.folder, os.environ, given.path)
-        _Verifying(given.forged, given.verified, project, given.device).run()
+        _Verifying(given.forged, given.verified, project, given.device, given.quiet_minutes).run()
     except ForgeError as error:
         print(f"cudaforge: {error}", file=sys.stderr)
         return 2
@@ -72,6 +71,7 @@ class _Verifying:
     verified: Path
     project: Project
     device: str
+    quiet_minutes: float = 0.0
     _done: list[VerifiedKernel] = field(default_factory=list)
     _opened: dict[str, Evaluator] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -89,7 +89,7 @@ class _Verifying:
             for kernel, trace in shard.kernels:
                 self._done.append(self._judged(kernel, trace))
                 self._write(UNFINISHED)
-            for place in until_undisturbed(self._done, began=self._began):
+            for place in until_undisturbed(self._done, self.quiet_minutes * 60.0):
                 self._done[place] = self._judged(*shard.kernels[place], turn=self._done[place].turns + 1)
                 self._write(UNFINISHED)
         self._write("")
@@ -196,23 +196,18 @@ class _Verifying:
 
 
 def until_undisturbed(
-    kernels: Sequence[VerifiedKernel],
-    *,
-    began: float,
-    pauses_s: Sequence[float] = PAUSES_S,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
+    kernels: Sequence[VerifiedKernel], patience_s: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
     """The places of kernels that are to be judged again, after a pause each time: those whose last race other work
-    disturbed, as ``kernels`` holds them by then. What a race left open that nobody disturbed is open for good."""
-    for pause_s in pauses_s:
-        waiting = [place for place, told in enumerate(kernels) if _was_disturbed(told)]
-        if not waiting or clock() + pause_s > began + _LATEST_TURN_S:
-            return
+    disturbed, as ``kernels`` holds them by then. What a race left open that nobody disturbed is open for good. All
+    pauses together take no more than ``patience_s``."""
+    pause_s = _FIRST_PAUSE_S
+    while (waiting := [place for place, told in enumerate(kernels) if _was_disturbed(told)]) and pause_s <= patience_s:
         count = f"{len(waiting)} race{'s' if len(waiting) > 1 else ''}"
         print(f"cudaforge: other work on this machine disturbed {count}: again in {pause_s:.0f} s", flush=True)
         sleep(pause_s)
         yield from waiting
+        patience_s, pause_s = patience_s - pause_s, min(2.0 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _was_disturbed(told: VerifiedKernel) -> bool:

@@ -102,7 +102,8 @@ def _verified(forged: Path, inputs: Inputs, host: Host) -> VerifiedShard:
     # Not from the checkout: `-m` looks for modules where it stands first.
     start = Path(sys.prefix)
     paths = [f"--path={path}" for path in inputs.paths]
-    argv = [interpreter(inputs), "-m", "cudaforge_action.verification", *places, *device, *paths]
+    options = [*device, *paths, f"--quiet-minutes={inputs.quiet_minutes}"]
+    argv = [interpreter(inputs), "-m", "cudaforge_action.verification", *places, *options]
     ended = run_quoted(argv, start, scrubbed(os.environ), host, f"verifying {name}")
     return _read(folder, name, ended)
 

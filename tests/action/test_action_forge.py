@@ -1,5 +1,5 @@
 """Mode forge around pytest: what it refuses, what pytest is given, and what is kept when pytest dies. Nothing is
-forged here (tests/attacks/test_action_work.py does that)."""
+forged here (tests/attacks/test_action_end_to_end.py does that)."""
 
 from __future__ import annotations
 

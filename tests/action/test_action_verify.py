@@ -18,7 +18,7 @@ from cudaforge_action.inputs import Inputs
 from cudaforge_action.plain import PlainHost
 from cudaforge_action.records import ForgedKernel, Shard, VerifiedKernel, VerifiedShard
 from cudaforge_action.shards import FORGED_DIR, ShardError, read_verified, tidied, write_forged, write_verified
-from cudaforge_action.verification import PAUSES_S, until_undisturbed
+from cudaforge_action.verification import until_undisturbed
 from flow_records import make_candidate, make_evaluation
 
 from pytest_cudaforge.discovery import discover
@@ -153,10 +153,9 @@ class Night:
     def sleep(self, wait_s: float) -> None:
         self.now_s += wait_s
 
-    def judged(self, *decisions: str, **more: float) -> list[VerifiedKernel]:
+    def judged(self, *decisions: str, patience_s: float = 600.0) -> list[VerifiedKernel]:
         done = [raced(f"k{number}", decision) for number, decision in enumerate(decisions)]
-        clock = {"sleep": self.sleep, "clock": lambda: self.now_s}
-        for place in until_undisturbed(done, **({"began": 0.0} | more), **clock):  # type: ignore[arg-type]
+        for place in until_undisturbed(done, patience_s, sleep=self.sleep):
             decision = "disturbed" if self.now_s < self.quiet_from_s else "faster"
             done[place] = raced(f"k{place}", decision, done[place].turns + 1)
             self.raced.append((self.now_s, f"k{place}"))
@@ -164,23 +163,22 @@ class Night:
 
 
 def test_a_race_that_was_disturbed_is_held_again_once_the_machine_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    night = Night(quiet_from_s=sum(PAUSES_S[:2]))
+    night = Night(quiet_from_s=30.0)
     done = night.judged("disturbed", "faster", "slower", "inconclusive", "disturbed")
     assert [one.evaluation.timing.decision for one in done] == [  # type: ignore[union-attr]
         *("faster", "faster", "slower", "inconclusive", "faster")
     ]
     assert [one.turns for one in done] == [3, 1, 1, 1, 3]
-    first, second = PAUSES_S[0], sum(PAUSES_S[:2])
-    assert night.raced == [(first, "k0"), (first, "k4"), (second, "k0"), (second, "k4")]
+    assert night.raced == [(10.0, "k0"), (10.0, "k4"), (30.0, "k0"), (30.0, "k4")]
     assert capsys.readouterr().out.count("disturbed 2 races: again in") == 2
 
 
 def test_a_machine_that_stays_busy_is_given_up() -> None:
     night = Night(quiet_from_s=math.inf)
     (kernel,) = night.judged("disturbed")
-    assert kernel.turns == 1 + len(PAUSES_S) and night.now_s == sum(PAUSES_S)
-    late = Night(quiet_from_s=0.0)
-    assert late.judged("disturbed", began=-86_400.0)[0].turns == 1 and late.now_s == 0.0
+    assert [moment for moment, _ in night.raced] == [10.0, 30.0, 70.0, 150.0, 310.0, 470.0] and kernel.turns == 7
+    hasty = Night(quiet_from_s=0.0)
+    assert hasty.judged("disturbed", patience_s=9.0)[0].turns == 1 and hasty.now_s == 0.0
     quiet = Night(quiet_from_s=0.0)
     assert quiet.judged("faster", "slower")[0].turns == 1 and quiet.now_s == 0.0
 
