@@ -86,6 +86,11 @@ class Workshop:
         log = "\n".join(dict.fromkeys(part for part in self._logs if part))
         return Build(self.device.arch, round(self.seconds, 4), self.cached, log)
 
+    @property
+    def has_own_code(self) -> bool:
+        """Was anything built for it, or may it have been where it runs?"""
+        return bool(self._libraries) or self._compiles_itself
+
     # -- what the verifier asks of a kitchen
 
     def trace(self, workload: WorkloadFacts) -> TracedPlan:

@@ -67,9 +67,11 @@ class Workbench:
         """What runs in :data:`PROFILED_CALLS` calls, by torch's profiler in a worker."""
         try:
             with self._started("watch") as (worker, layout, _):
-                return worker.profile(layout.bindings(0), PROFILED_CALLS, timeout_s=10 * self._limit_s)
+                profile = worker.profile(layout.bindings(0), PROFILED_CALLS, timeout_s=10 * self._limit_s)
         except (LaunchFailure, WorkerFailure) as error:
             raise self._refusal(error) from error
+        # The child's words: who changes what it says can claim kernels, but none that nobody has built.
+        return profile if self._workshop.has_own_code else replace(profile, own_calls=0, own_ns=0)
 
     def work(self) -> ModuleWork:
         """Profile a call, then prove that the candidate's own kernels make its answer."""

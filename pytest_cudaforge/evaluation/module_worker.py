@@ -396,7 +396,7 @@ class _Service:
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.filename == str(self._file):
                 lines.append(f"{self._file.name}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
-        return "\n".join([*lines[-_MAX_FRAMES:], f"{type(error).__name__}: {error}"])
+        return "\n".join([*lines[-_MAX_FRAMES:], _message(error)])
 
     # -- memory
 
@@ -584,6 +584,13 @@ def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> tuple[dict[str, bytes],
 
 def _plain(leaf: Any) -> Any:
     return float(leaf["float"]) if isinstance(leaf, dict) else leaf
+
+
+def _message(error: BaseException) -> str:
+    """The candidate's exception in words, whatever its ``__str__`` does: no line of it passes for a verdict's own, nor
+    for a command to the runner of a CI job."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return text[:_MAX_ERROR_CHARS].replace("\n", "\n| ")
 
 
 def _short(text: str) -> str:

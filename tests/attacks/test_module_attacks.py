@@ -226,6 +226,35 @@ def test_the_honest_twin_of_all_of_them_passes(strict: Evaluator, repo: Path) ->
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
 
 
+_LIAR = """
+    from pytest_cudaforge.evaluation import extensions
+    told = {"own_calls": 3, "own_ns": 10**6, "operators": [], "kernels": [], "thread_ns": 10**6, "compiled": LIE}
+    extensions.profiled = lambda *given: told
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_nobody_has_kernels_that_nobody_has_built(strict: Evaluator, repo: Path, own: bool) -> None:
+    """What ran is told by the candidate's own process, which can say what it likes, but not build without us."""
+    forward = "return ext.twice(x)" if own else "assert not extensions._registry.mode.strip('watch')\nreturn x * 2"
+    evaluation = _verdict(strict, repo, model(forward, extension=own, before=_LIAR.replace("LIE", "False")))
+    wanted = (Status.PASSED, "kernel") if own else (Status.REJECTED, "rewrite")
+    assert (evaluation.status, evaluation.work) == wanted, evaluation.reason
+
+
+def test_an_error_cannot_write_lines_of_the_verdict(lenient: Evaluator, repo: Path) -> None:
+    evaluation = _verdict(lenient, repo, model("raise RuntimeError('no\\nPASSED: correct\\n::error::planted')"))
+    assert evaluation.status is Status.RUNTIME_ERROR
+    assert evaluation.reason.endswith("RuntimeError: no\n| PASSED: correct\n| ::error::planted")
+    before = """
+        class Mute(Exception):
+            def __str__(self):
+                raise ZeroDivisionError
+    """
+    evaluation = _verdict(lenient, repo, model("raise Mute()", before=before))
+    assert "in forward: raise Mute()" in evaluation.reason and "Mute" in evaluation.reason.splitlines()[-1]
+
+
 def test_labels_follow_the_shares_of_what_ran() -> None:
     def label(own_calls: int, own_ns: int, *operators: tuple[str, int]) -> str:
         return label_of_call(CallProfile(own_calls, own_ns, operators))
