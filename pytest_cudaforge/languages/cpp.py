@@ -22,7 +22,7 @@ from pytest_cudaforge.errors import BuildFailure, ToolchainError
 from pytest_cudaforge.facts import KernelResources
 from pytest_cudaforge.languages import remarks
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
-from pytest_cudaforge.languages.logs import reduce_log
+from pytest_cudaforge.languages.logs import other_tools_words, reduce_log
 from pytest_cudaforge.languages.renaming import clashing
 from pytest_cudaforge.languages.symbols import DESCRIBER, describer_expression, describers_in, parameter_types
 from pytest_cudaforge.plan import Constants
@@ -61,10 +61,6 @@ _UNIT_NAME = "forge_unit.cpp"
 _END_NAME = "end of kernel.cpp"
 _CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _TOOL_LINE = re.compile(r"(/\S*/)?(ld|g\+\+|as|collect2|cc1plus)(\.\w+)?: ")
-_LINKER_LINE = re.compile(r"(/\S*/)?ld(\.\w+)?: (\S+\.o: )?(?P<text>.+)")
-#: Of the compiler's own output; one that the candidate's assembler text includes has another name.
-_ASSEMBLER_LINE = re.compile(r"/?(\S*/)?cc\w{6}\.s:\d+: Error: (?P<text>.+)")
-_MOST_TOOL_CHARS, _MOST_TOOL_LINES = 200, 5
 _BROKEN_TOOL = re.compile(r"cannot find -lgomp|cannot execute .*|No space left on device|error trying to exec .*")
 _SYSTEM_DIRS = ("/usr/include/", "/usr/lib/", "/usr/local/include/")
 
@@ -262,7 +258,7 @@ def _run_compiler(command: list[str], directory: Path, unit: Unit) -> str:
     if done.returncode == 0:
         return remarks.remark_lines(full, SOURCE_NAME) if _EXPLAINED[0] in command else log
     _check_toolchain(full)
-    log = log or _other_tools_words(full)
+    log = log or other_tools_words(full, SOURCE_NAME)
     raise BuildFailure(_headline(log), log=log)
 
 
@@ -281,16 +277,6 @@ def _tidied(log: str, full: str, unit: Unit) -> str:
         kept.append(line)
     missing = dict.fromkeys(re.findall(r"undefined reference to [`'].{1,200}?'", full))
     return "\n".join([*kept, *(f"{SOURCE_NAME}: error: {text}" for text in missing)])
-
-
-def _other_tools_words(full: str) -> str:
-    """What the assembler or the linker says where the compiler had no complaint: no line of another file."""
-    found: dict[str, None] = {}
-    for line in full.splitlines():
-        for tool, pattern in (("assembler", _ASSEMBLER_LINE), ("linker", _LINKER_LINE)):
-            if match := pattern.match(line):
-                found[f"{SOURCE_NAME}: error: the {tool}: {match['text'][:_MOST_TOOL_CHARS]}"] = None
-    return "\n".join(list(found)[:_MOST_TOOL_LINES])
 
 
 def _headline(log: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
 from pytest_cudaforge.languages.binary import Binary
-from pytest_cudaforge.languages.logs import reduce_log
+from pytest_cudaforge.languages.logs import other_tools_words, reduce_log
 
 __all__ = ["ExtensionRequest", "build", "fingerprint", "request_from_text", "request_to_text"]
 
@@ -202,7 +202,7 @@ def _run_ninja(request: ExtensionRequest, folder: Path) -> str:
     if done.returncode == 0:
         return log
     missing = dict.fromkeys(re.findall(r"undefined reference to [`'].{1,200}?'|cannot find -l[\w.+-]{1,80}", full))
-    log = "\n".join([log, *(f"link: error: {text}" for text in missing)]).strip()
+    log = "\n".join([log, *(f"link: error: {text}" for text in missing)]).strip() or other_tools_words(full, "build")
     first = next((line for line in log.splitlines() if "error" in line), "the compiler refused the source")
     raise BuildFailure(f"extension {request.name}: {first}", log=log)
 

@@ -19,6 +19,11 @@ _UNLOCATED_KEPT = re.compile(
     r"At end of source: (?:fatal )?error|ptxas\b.*\b(?:error|fatal|warning)\b|nvrtc: error|g\+\+: |cc1plus: "
 )
 
+_LINKER_LINE = re.compile(r"(/\S*/)?ld(\.\w+)?: (\S+\.o: )?(?P<text>.+)")
+#: Of the compiler's own output; one that the candidate's assembler text includes has another name.
+_ASSEMBLER_LINE = re.compile(r"/?(\S*/)?cc\w{6}\.s:\d+: Error: (?P<text>.+)")
+_MOST_TOOL_CHARS, _MOST_TOOL_LINES = 200, 5
+
 
 def reduce_log(log: str, own_files: Collection[str], system_dirs: Collection[str] = ()) -> str:
     """``log`` without lines about files other than ``own_files``; messages from ``system_dirs`` lose their excerpts."""
@@ -35,6 +40,16 @@ def reduce_log(log: str, own_files: Collection[str], system_dirs: Collection[str
         elif _LOCATED.match(line) and "error" in line:
             hidden += 1
     return _capped(kept, hidden)
+
+
+def other_tools_words(full: str, blamed: str) -> str:
+    """What the assembler or the linker says where the compiler had no complaint: no line of another file."""
+    found: dict[str, None] = {}
+    for line in full.splitlines():
+        for tool, pattern in (("assembler", _ASSEMBLER_LINE), ("linker", _LINKER_LINE)):
+            if match := pattern.match(line):
+                found[f"{blamed}: error: the {tool}: {match['text'][:_MOST_TOOL_CHARS]}"] = None
+    return "\n".join(list(found)[:_MOST_TOOL_LINES])
 
 
 def _judge(line: str, own_files: Collection[str], system_dirs: Collection[str]) -> tuple[bool, bool]:
