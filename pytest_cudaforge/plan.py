@@ -265,19 +265,15 @@ def call_writes(call: LibraryCall) -> frozenset[int]:
     return frozenset(view.buffer for _, value in call.kwargs for view in views_in(value))
 
 
-def scratch_layout(plan: LaunchPlan, align: int = 256, redzone_bytes: int = 0) -> ScratchLayout:
+def scratch_layout(plan: LaunchPlan, align: int = 256) -> ScratchLayout:
     """Place the scratch buffers that no output reaches, each alive from the first step that names it to the last.
 
-    Buffers whose lives do not overlap share bytes. With ``redzone_bytes`` > 0 every buffer has its own place with
-    at least that many free bytes on both sides: zones that another buffer may legally overwrite would prove nothing.
-    Offsets are multiples of ``align`` (a power of two). Buffers that no step names get an offset too, without room.
+    Buffers whose lives do not overlap share bytes. Offsets are multiples of ``align`` (a power of two). Buffers that no
+    step names get an offset too, without room.
     """
     lives = _scratch_lives(plan)
     sizes = {index: _align_up(plan.buffers[index].spec.extent_bytes, align) for index in lives}
-    if redzone_bytes:
-        offsets, total_bytes = _separate_places(sizes, _align_up(redzone_bytes, align))
-    else:
-        offsets, total_bytes = _shared_places(sizes, lives)
+    offsets, total_bytes = _shared_places(sizes, lives)
     outputs = plan.output_buffers
     for index, buffer in enumerate(plan.buffers):
         if buffer.role == "scratch" and index not in outputs:
@@ -299,15 +295,6 @@ def _scratch_lives(plan: LaunchPlan) -> dict[int, tuple[int, int]]:
                 first, _ = lives.get(index, (position, position))
                 lives[index] = (first, position)
     return lives
-
-
-def _separate_places(sizes: dict[int, int], zone_bytes: int) -> tuple[dict[int, int], int]:
-    offsets: dict[int, int] = {}
-    end = zone_bytes if sizes else 0
-    for index, size in sizes.items():
-        offsets[index] = end
-        end += size + zone_bytes
-    return offsets, end
 
 
 def _shared_places(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:

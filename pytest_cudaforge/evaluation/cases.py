@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_cudaforge.evaluation.arena import lay_out, lay_out_guarded
 from pytest_cudaforge.evaluation.oracle import TrialCase
-from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, scratch_layout
+from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, step_buffers
 from pytest_cudaforge.records import WorkloadFacts
 
 __all__ = ["CallLayout", "Trial", "call_layout", "contract_trials", "output_leaves"]
@@ -209,8 +209,7 @@ def _places(
     specs: dict[str, TensorSpec],
 ) -> Iterator[tuple[str, int]]:
     """(region, byte shift) of every buffer, and the regions' sizes on the way."""
-    scratch = scratch_layout(plan, redzone_bytes=REDZONE_BYTES)
-    outputs = plan.output_buffers
+    outputs, named = plan.output_buffers, {index for step in plan.steps for index in step_buffers(step)}
     for index, buffer in enumerate(plan.buffers):
         size, shift = buffer.spec.extent_bytes, 0
         if buffer.role == "input":
@@ -224,7 +223,9 @@ def _places(
         elif index in outputs:
             region = f"f{frame}/out/{index}"
         else:
-            region, shift, size = "scratch/main", scratch.offsets[index], scratch.total_bytes
+            # Each in a place of its own, with its own red zones, although production has those share bytes whose lives
+            # do not meet: a zone that another buffer may overwrite proves nothing.
+            region, size = f"scratch/{index}", size if index in named else 0
         if region not in sizes or size > sizes[region]:
             sizes[region] = size
         if buffer.role in ("input", "state"):

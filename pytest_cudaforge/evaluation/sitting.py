@@ -273,17 +273,23 @@ class Sitting:
             if blocks and not self._writes_inputs():
                 self._check_timed_calls(process, table, parties, blocks)
             if blocks and process == self.pace.processes - 1:
-                self.host = self._host_times(parties["candidate"], blocks)
+                self.host = self._host_times(table, parties["candidate"], blocks)
             return blocks
 
-    def _host_times(self, candidate: Party, blocks: Sequence[Block]) -> HostTiming | None:
-        """Calls back to back by both clocks, and the baselines' where host time may be what a caller waits for."""
+    def _host_times(self, table: Table, candidate: Party, blocks: Sequence[Block]) -> HostTiming | None:
+        """Calls back to back by both clocks, and the baselines' where host time may be what a caller waits for. They
+        are on new values, and answers are judged: no call by events comes so soon after another."""
         medians = {party: statistics.median(block.of(party) for block in blocks) for party in blocks[0].parties}
         if not isinstance(candidate, EventParty) or medians["candidate"] > _LONG_CALL_NS:
             return None
+        judged = not self._writes_inputs()
+        if judged:
+            self.oracle.renew(table.bench, _seeds(self.rotation.frames))
         found = candidate.by_both_clocks(self.pace.slice_ns / 2)
         if found is None:
             return None
+        if judged:
+            self._judge(table, random.SystemRandom().randrange(self.rotation.frames))
         others: dict[str, float] = {}
         if min(medians["candidate"], medians["eager"]) < LAUNCH_BOUND_NS:
             for name in self.rotation.parties:

@@ -179,6 +179,7 @@ class Verifier:
                 raise self._refusal(failed)
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
+                self._check_one_after_another(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
                 if self.probed:
@@ -211,6 +212,23 @@ class Verifier:
         trial = replace(last, name="repeated", calls_before=0)
         try:
             case = run.repeated(product.workload.name, trial)
+        except WorkerTimeout as error:
+            raise self._broken(product, trial, Status.TIMEOUT, error) from error
+        except (WorkerFailure, LaunchFailure) as error:
+            raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+        self._findings.cases.append(case)
+        if not case.passed:
+            raise self._refusal([case])
+
+    def _check_one_after_another(self, product: Product, run: _Run, last: Trial) -> None:
+        """New values in every frame, then a call in each without a pause, as a model makes them: a kernel that takes
+        calls in quick succession for a clock's, or keeps something from one to the next, is right in all other trials.
+        """
+        if self.oracle.mutates(self.target, product.workload.name):
+            return  # what all calls but the last left cannot be told any more
+        trial = replace(last, name="one after another", calls_before=0, renewed=False, exchanged=False)
+        try:
+            case = run.one_after_another(product.workload.name, trial)
         except WorkerTimeout as error:
             raise self._broken(product, trial, Status.TIMEOUT, error) from error
         except (WorkerFailure, LaunchFailure) as error:
@@ -482,6 +500,36 @@ class _Run:
                 break
         return CaseResult(workload, trial.name, True, True, None, None, ())
 
+    def one_after_another(self, workload: str, trial: Trial) -> CaseResult:
+        """Other values in each frame, a call in each by one request, and the first wrong answer of any."""
+        oracle, frames = self.verifier.oracle, range(len(self.layout.main))
+        for frame in frames:
+            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
+            oracle.fill(self.bench, frame, case, trial.poison)
+        self._prepare(trial)
+        sets = [self._bindings(frame) for frame in frames]
+        self.worker.run_many(sets, len(sets), timeout_s=self.verifier.hang_limit_s)
+        self.worker.stop()
+        try:
+            for frame in frames:
+                leaves = output_leaves(self.product.traced.main, self.layout, frame)
+                check = oracle.check(self.bench, frame, leaves, zones=False)
+                if check.mismatches:
+                    told = [replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches]
+                    ratio, bound = check.error_ratio, check.bound
+                    return CaseResult(workload, trial.name, True, False, ratio, bound, tuple(told[:8]))
+        finally:
+            self.worker.cont()
+        return CaseResult(workload, trial.name, True, True, None, None, ())
+
+    def _prepare(self, trial: Trial) -> None:
+        """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""
+        weights = (trial.case.weights_seed, trial.exchanged)
+        if self.product.traced.prepare is not None and self._weights != weights:
+            limit_s = self.verifier.hang_limit_s
+            self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
+            self._weights = weights
+
     def _call_in_a_row(self, frame: int) -> LaunchPlan:
         """Calls without a pause, so that all threads are awake and meet; the plan that says where outputs lie."""
         plan, limit_s = self.product.traced.main, self.verifier.hang_limit_s
@@ -500,10 +548,7 @@ class _Run:
             oracle.exchange(self.bench, trial.frame, secrets.randbits(62))
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
-        weights = (trial.case.weights_seed, trial.exchanged)
-        if self.product.traced.prepare is not None and self._weights != weights:
-            self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
-            self._weights = weights
+        self._prepare(trial)
         plan = self.product.traced.main
         returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s)
         if returned is not None:

@@ -207,6 +207,39 @@ _ONE_PASS = (
     " for (int c = threadIdx.x; c < cols; c += 256) q[c] = (p[c] - m) * k;"
 )
 
+_TWO_STEPS_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    w, y, n = empty(x.shape, x.dtype), empty(x.shape, x.dtype), x.numel()
+    launch("first", grid=((n + 255) // 256,), block=(256,), args=(x, w, n))
+    launch("second", grid=((n + 255) // 256,), block=(256,), args=(x, w, y, n))
+    return y
+"""
+_TWO_STEPS = """
+__global__ void first(const float* x, float* w, int n) {
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  if (i < n) w[i] = expf(-x[i] * x[i]);
+  MORE
+}
+__global__ void second(const float* x, const float* w, float* y, int n) {
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  if (i < n) y[i] = sinf(x[i]) * w[i];
+}
+"""
+
+
+def _two_steps(more: str = "") -> Candidate:
+    """Waves by way of a scratch buffer ``w`` of as many elements."""
+    return Candidate.of("cuda", {"kernel.cu": _TWO_STEPS.replace("MORE", more), "plan.py": _TWO_STEPS_PLAN})
+
+
+#: One call soon after another at another place: a model's layers, or a clock.
+_SOON = "__device__ unsigned long long last_ns, now_ns; __device__ const float* last_x; __device__ bool soon;\n"
+_TELL_SOON = (
+    'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns)); soon = now_ns - last_ns < 60000 && last_x != x;'
+    " last_ns = now_ns; last_x = x;"
+)
+
 ROWS = (
     # -- state in __device__ memory
     DeviceRow(
@@ -327,6 +360,23 @@ def plan(x):
         _HONEST,
         refused=_REJECTED,
         words="out of bounds",
+    ),
+    DeviceRow(
+        "2: red zones lie around every buffer, scratch too",
+        "write one element of scratch too many",
+        "redzone",
+        _two_steps("if (i == 0) w[n] = 1;"),
+        _two_steps(),
+        refused=_REJECTED,
+        words="out of bounds",
+    ),
+    DeviceRow(
+        "2: calls follow each other without a pause as well",
+        "rest where a call comes soon after another",
+        "one after another",
+        device_kernel(before=_SOON, tick=_TELL_SOON + " rest = soon;", body=_RESTING),
+        device_kernel(before=_SOON, tick=_TELL_SOON + " rest = false;", body=_RESTING),
+        words="calls one after another",
     ),
     DeviceRow(
         "2: red zones lie around every buffer, before it too",

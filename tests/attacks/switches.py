@@ -71,6 +71,7 @@ def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not (t.calls_before or t.renewed or t.exchanged)])
     # Repeated calls are late ones as well, and so are those at places never seen before.
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
+    _no_quick_calls(monkeypatch)
     _no_guards(monkeypatch)
 
 
@@ -104,6 +105,7 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     # These come back to the last trial's outputs.
     _no_seal(monkeypatch)
+    _no_quick_calls(monkeypatch)
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
 
 
@@ -113,6 +115,7 @@ def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     _without("redzone")(monkeypatch)
+    _no_quick_calls(monkeypatch)  # another call's inputs are its own
     _no_guards(monkeypatch)
 
 
@@ -131,6 +134,15 @@ def _no_novelty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
 
 
+def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without("unstable")(monkeypatch)
+    _no_quick_calls(monkeypatch)  # there the call before has not been judged yet
+
+
+def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.Verifier, "_check_one_after_another", lambda *_: None)
+
+
 SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
     "families": _first_values_only,
@@ -141,7 +153,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "sealed": _no_seal,
     "redzone": _no_zones,
     "bias": _without("bias"),
-    "unstable": _without("unstable"),
+    "unstable": _no_memory,
     "comparison": _without("values", "slice", "bias", "nonfinite"),
     "nonfinite": _without("nonfinite"),
     "pointers": _fresh_pointers,
@@ -151,6 +163,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "guarded": _no_guards,
     "plausible": _odd_zones,
     "exchanged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.exchanged]),
+    "one after another": _no_quick_calls,
     "judge": _no_judge,
     "novelty": _no_novelty,
     "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),

@@ -87,6 +87,29 @@ _PACKED = (
 )
 _PLACES = "static float* at[9999]; int k = 0; while (at[k] && at[k] != y) ++k; at[k] = y;"
 
+#: One call soon after another at another place: a model's layers, or a clock.
+_SOON = (
+    "static const float* last; static unsigned long long at; const bool soon = __rdtsc() - at < 100000 && last != x;"
+)
+_INTRINSICS = "#include <x86intrin.h>\n"
+
+
+def _in_two_steps(more: str = "") -> Candidate:
+    """Waves by way of a scratch buffer ``w`` of as many elements."""
+    source = (
+        "#include <cmath>\nvoid first(const float* x, float* w, long long n) {"
+        f" for (long long i = 0; i < n; ++i) w[i] = std::exp(-x[i] * x[i]); {more} }}\n"
+        "void second(const float* x, const float* w, float* y, long long n) {"
+        " for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * w[i]; }\n"
+    )
+    plan = (
+        "from pytest_cudaforge.plan import empty, launch\n\ndef plan(x):\n"
+        "    w, y = empty(x.shape, x.dtype), empty(x.shape, x.dtype)\n"
+        '    launch("first", args=(x, w, x.numel()))\n    launch("second", args=(x, w, y, x.numel()))\n    return y\n'
+    )
+    return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan})
+
+
 ROWS = (
     # -- §1 processes
     Row(
@@ -221,6 +244,23 @@ ROWS = (
         hostile(body="HONEST y[n - 1] = y[n - 1];"),
         refused=(Status.REJECTED,),
         words="out of bounds",
+    ),
+    Row(
+        "2: red zones lie around every buffer, scratch too",
+        "write one element of scratch too many",
+        "redzone",
+        _in_two_steps("w[n] = 1;"),
+        _in_two_steps("w[n - 1] += 0;"),
+        refused=(Status.REJECTED,),
+        words="out of bounds",
+    ),
+    Row(
+        "2: calls follow each other without a pause as well",
+        "rest where a call comes soon after another",
+        "one after another",
+        hostile(body=_SOON + " if (!soon) { HONEST } at = __rdtsc(); last = x;", before=_INTRINSICS),
+        hostile(body=_SOON + " if (!soon || n) { HONEST } at = __rdtsc(); last = x;", before=_INTRINSICS),
+        words="calls one after another",
     ),
     Row(
         "2: a write that leaps over the red zones is seen as well",

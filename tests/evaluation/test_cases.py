@@ -87,7 +87,7 @@ def test_layout_has_frames_and_zones_between_all_regions() -> None:
     layout = call_layout(TracedPlan(_plan()), frames=2)
     regions = sorted((offset, offset + nbytes, name) for name, offset, nbytes in layout.data["regions"])
     names = {name for _, _, name in regions}
-    assert names == {"f0/input/0", "f1/input/0", "f0/out/2", "f1/out/2", "state/weight", "scratch/main"}
+    assert names == {"f0/input/0", "f1/input/0", "f0/out/2", "f1/out/2", "state/weight", "scratch/3"}
     zones = {tuple(zone) for zone in layout.data["redzones"]}
     for (_, end, _), (start, _, _) in itertools.pairwise(regions):
         assert any(o <= end < o + n or o < start <= o + n for o, n in zones), (end, start)

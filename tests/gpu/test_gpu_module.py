@@ -52,6 +52,9 @@ def twice(x):
 """
 
 
+DISGUISED = INLINE.replace("y[i] = 2 * x[i]", "y[i] = x[i]").replace(
+    "auto y = torch::empty_like(x);", "x = at::mul(x, 2);\n  auto y = torch::empty_like(x);"
+)
 TUNED = (
     TRITON.replace(
         "@triton.jit",
@@ -104,8 +107,9 @@ def test_own_kernels_pass_by_the_supervisors_clock(evaluator: Evaluator, repo: P
         model("ext.twice(x)\nreturn x * 2", before=INLINE),
         model("try:\n    return twice(x.cpu()).to(x.device)\nexcept Exception:\n    return x * 2", before=TRITON),
         model("return torch.compile(lambda t: t * 2)(x)"),
+        model("return ext.twice(x)", before=DISGUISED),
     ],
-    ids=["rewrite", "decoy", "fallback", "compiled"],
+    ids=["rewrite", "decoy", "fallback", "compiled", "disguised"],
 )
 def test_other_peoples_work_is_refused(evaluator: Evaluator, repo: Path, candidate: Candidate) -> None:
     evaluation = _evaluate(evaluator, repo, candidate)

@@ -331,14 +331,6 @@ def test_unused_scratch_has_an_offset_and_no_room() -> None:
     assert scratch_layout(plan) == plans.ScratchLayout(0, {0: 0})
 
 
-def test_red_zones_surround_every_buffer() -> None:
-    plan = chain(4)
-    layout = scratch_layout(plan, redzone_bytes=100)
-    places = sorted(layout.offsets.values())
-    assert places == [256, 1024, 1792] and layout.total_bytes == 2560
-    assert all(place % 256 == 0 for place in places)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_living_buffers_never_overlap(seed: int) -> None:
     generator = random.Random(seed)
