@@ -284,10 +284,12 @@ def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] =
     exact zeros beside other values: where these lie may mean something."""
     generator = torch.Generator().manual_seed(seed)
     for path, parameter in module.named_parameters():
-        zeros = int((parameter == 0).sum())
-        if path not in kept and parameter.is_floating_point() and zeros in (0, parameter.numel()):
+        if path in kept or not parameter.is_floating_point():
+            continue
+        old = parameter.detach()
+        if int((old.float() == 0).sum()) in (0, old.numel()):
             with torch.no_grad():
-                parameter.copy_(exchanged(parameter.detach(), generator))
+                parameter.copy_(exchanged(old, generator))
 
 
 def exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:

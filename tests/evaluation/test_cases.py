@@ -63,6 +63,17 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
     assert len(orders) > 1
 
 
+@pytest.mark.parametrize(
+    ("families", "weighted", "exchanged"), [((), False, False), ((), True, True), (FAMILIES, False, True)]
+)
+def test_elements_are_exchanged_where_inputs_or_weights_may_be(
+    families: tuple[str, ...], weighted: bool, exchanged: bool
+) -> None:
+    trials = contract_trials(WORKLOAD, families, weighted=weighted)
+    assert trials[-1].exchanged is exchanged
+    assert not any(trial.exchanged for trial in trials[:-1])
+
+
 def test_sealed_bindings_leave_only_what_a_call_may_write() -> None:
     layout = call_layout(TracedPlan(_plan()), frames=1)
     assert [slot for slot, _ in layout.sealed_bindings(0, 0, 2, frozenset())] == [2, 2, 0, 0]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
-from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw, rerandomise, structure_of
+from pytest_cudaforge.evaluation.redraw import FAMILIES, exchange_weights, redraw, rerandomise, structure_of
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 
 
@@ -193,3 +193,22 @@ def test_faint_entries_show_another_small_constant() -> None:
         apart = (_rms_norm(x, 1e-5) - _rms_norm(x, 1e-6)).square().mean().sqrt()
         assert (float(apart) > 1e-3) == (family == "faint")
         assert bool(_rms_norm(x, 0.0).isnan().any()) == (family == "faint")
+
+
+def test_a_few_elements_of_weights_change_places() -> None:
+    net = torch.nn.Module()
+    net.plain = torch.nn.Parameter(torch.randn(40, 50))
+    net.tied = net.plain
+    net.kept = torch.nn.Parameter(torch.randn(40, 50))
+    net.masked = torch.nn.Parameter(torch.randn(40, 40).tril())
+    net.eight_bits = torch.nn.Parameter(torch.rand(40, 50).add(1).to(torch.float8_e4m3fn), requires_grad=False)
+    net.complex = torch.nn.Parameter(torch.randn(40, 50, dtype=torch.complex64))
+    net.whole = torch.nn.Parameter(torch.arange(9), requires_grad=False)
+    net.empty = torch.nn.Parameter(torch.empty(0))
+    before = {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
+    exchange_weights(net, 3, ("kept",))
+    changed = {n: int((t.detach().cfloat() != before[n].cfloat()).sum()) for n, t in net.named_parameters()}
+    assert 0 < changed.pop("plain") <= 8 and 0 < changed.pop("eight_bits") <= 8
+    assert set(changed.values()) == {0}
+    assert torch.equal(net.plain.flatten().sort().values, before["plain"].flatten().sort().values)
+    assert net.tied is net.plain
