@@ -10,7 +10,7 @@ from pytest_cudaforge.evaluation.cases import tree_leaves
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View
 from pytest_cudaforge.records import Mismatch, Status, Work, WorkloadFacts
 
-__all__ = ["CallProfile", "compare_structure", "label_of", "label_of_call", "status_of"]
+__all__ = ["CallProfile", "compare_structure", "is_library", "label_of", "label_of_call", "status_of"]
 
 #: ATen operators that a kernel may well leave to a library: products, convolutions, attention and copies.
 _LIBRARY_OPS = frozenset(
@@ -64,6 +64,7 @@ _LIBRARY_OPS = frozenset(
         "_to_copy",
         "cat",
         "stack",
+        "library",  # what an extension calls by itself
     ]
 )
 #: Own kernels below this share of the time make a library's work; other operators above the second make it mixed.
@@ -185,8 +186,8 @@ def label_of(plan: LaunchPlan, own_share: float | None = None) -> Work:
     if not calls:
         return "kernel" if plan.launches else "rewrite"
     if not plan.launches:
-        return "rewrite" if any(not _is_library(call.op) for call in calls) else "library"
-    others = [call for call in calls if not _is_library(call.op)]
+        return "rewrite" if any(not is_library(call.op) for call in calls) else "library"
+    others = [call for call in calls if not is_library(call.op)]
     if not others:
         return "library" if own_share is not None and own_share < _LIBRARY_SHARE else "kernel"
     if own_share is None:
@@ -227,7 +228,7 @@ class CallProfile:
 
     @property
     def library(self) -> tuple[tuple[str, int], ...]:
-        return tuple((name, ns) for name, ns in self.operators if _is_library(name))
+        return tuple((name, ns) for name, ns in self.operators if is_library(name))
 
     @property
     def general(self) -> tuple[tuple[str, int], ...]:
@@ -256,7 +257,8 @@ def label_of_call(profile: CallProfile) -> Work:
     return "mixed" if general > _MIXED_SHARE * profile.total_ns else "kernel"
 
 
-def _is_library(op: str) -> bool:
+def is_library(op: str) -> bool:
+    """Whether an operator may well be left to a library: a product, a convolution, attention or a copy."""
     return _bare_name(op) in _LIBRARY_OPS
 
 

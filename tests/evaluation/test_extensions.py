@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from pytest_cudaforge.errors import WorkerProtocol
 from pytest_cudaforge.evaluation import extensions
+from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text
 
 
@@ -84,3 +86,57 @@ def test_what_triton_compiled_goes_from_one_worker_to_the_next(tmp_path: Path) -
 def test_operators_of_extensions_are_told_from_torchs() -> None:
     assert extensions.is_own_operator("my_ops::norm")
     assert not any(map(extensions.is_own_operator, ["aten::mul", "profiler::_record", "plain", "Optimizer.step#x"]))
+
+
+# -- whose kernels run in a call: events as torch's profiler has them, with times that nobody measured
+
+
+@dataclass(frozen=True)
+class _Event:
+    key: str
+    self_device_time_total: float
+    device_type: str = "DeviceType.CUDA"
+    is_user_annotation: bool = False
+    count: int = 1
+    self_cpu_time_total: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Profile:
+    events: tuple[_Event, ...]
+
+    def key_averages(self) -> tuple[_Event, ...]:
+        return self.events
+
+
+def _labelled(*events: _Event) -> str:
+    """The work of a call in which these kernels ran for so many us, with the operators that launched them."""
+    found = extensions._summary(_Profile(events), 0, cuda=True)
+    operators = tuple((name, ns) for name, ns in found["operators"])
+    return label_of_call(CallProfile(found["own_calls"], found["own_ns"], operators))
+
+
+OWN = _Event("twice_kernel(float const*, float*, long)", 3.0)
+SPAN = _Event("forge_own::ext.twice", 40.0, is_user_annotation=True)
+ATEN = _Event("void at::native::vectorized_elementwise_kernel<4, MulFunctor>", 3.0)
+CUBLAS = _Event("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", 90.0)
+
+
+def _operator(name: str, us: float) -> _Event:
+    return _Event(name, us, device_type="DeviceType.CPU")
+
+
+@pytest.mark.parametrize(
+    ("events", "label"),
+    [
+        ((OWN, SPAN), "kernel"),
+        ((OWN, SPAN, ATEN, _operator("aten::mul", 3.0)), "mixed"),
+        ((SPAN, ATEN, _operator("aten::mul", 3.0)), "rewrite"),
+        ((OWN, CUBLAS, _operator("aten::mm", 90.0)), "library"),
+        ((OWN, SPAN, CUBLAS), "library"),
+        ((_Event("my_sgemm_ampere_tuned(float*)", 90.0), SPAN), "kernel"),
+    ],
+    ids=["own", "torch inside an extension", "nothing own", "torch's product", "cuBLAS by itself", "own product"],
+)
+def test_time_belongs_to_whoever_wrote_the_kernel(events: tuple[_Event, ...], label: str) -> None:
+    assert _labelled(*events) == label
