@@ -9,72 +9,112 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cudaforge_action.shards import read_forged, read_verified
 from fake_git import git
 from fake_github import TOKEN, fake_github
-from forge_repo import CHAT, pytest_in
+from forge_repo import KERNEL, PLAN, pytest_in
 from forge_repo import LAYERS as LAYERS_OF_ONE
 from forge_repo import SETTINGS as SCRIPTED
 from machines import Machines, ended_well
+
+from pytest_cudaforge.chat.record import Conversation, RecordedReply, render_conversations
+from pytest_cudaforge.discovery import discover
 
 #: Small tensors and one thread: the kernels win by far on any machine. Two targets of the same work.
 LAYERS = LAYERS_OF_ONE + LAYERS_OF_ONE[LAYERS_OF_ONE.index("@forge_target") :].replace("PeakNorm", "SecondNorm")
 REPLAYED = SCRIPTED.replace('"scripted_chat:make"', "replay").replace(
     "chat:", "chat:\n  replay: {paths: [recorded.jsonl]}"
 )
-#: Two targets are forged and verified before the first test ends.
-pytestmark = pytest.mark.timeout(600)
+#: Two targets are forged and verified before the first test ends; among busy processes every race waits for quiet.
+pytestmark = pytest.mark.timeout(1500)
 RUNNERS = "[{labels: [self-hosted, cpu], device: cpu, shards: 2}]"
+GOOD = KERNEL.replace("SCALE", "w[c]")
+#: A quiet machine needs one.
+NIGHTS = 5
 
 
-def recordings(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """The conversations of both targets, as they were really played."""
-    for name, text in (files | {"scripted_chat.py": CHAT, "cudaforge.yaml": SCRIPTED}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    done = pytest_in(folder, "-q", "--forge", "--forge-record", "recorded.jsonl", OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {"recorded.jsonl": (folder / "recorded.jsonl").read_text()}
+def recorded(folder: Path, layers: str) -> str:
+    """The conversations of both targets: the first kernel does not build, what the Judge says of it mends it."""
+    folder.mkdir()
+    (folder / "layers.py").write_text(layers)
+    kernels = (KERNEL.replace("SCALE", "weight[c]"), GOOD)
+    broken, mended = (f"```cpp kernel.cpp\n{text}\n```\n\n```python plan.py\n{PLAN}\n```\n" for text in kernels)
+    advice = json.dumps({"issue": "weight is undeclared", "why": "it is called w", "fix": "write w[c]"})
+    said = (RecordedReply("coder", 1, broken), RecordedReply("judge", 1, advice), RecordedReply("coder", 2, mended))
+    return render_conversations(
+        Conversation(one.id, one.digest, "cpp", said) for one in discover([folder], folder).targets
+    )
 
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("action")
     files = {"layers.py": LAYERS, "pytest.ini": "[pytest]\n", ".gitignore": ".cudaforge\n__pycache__\n"}
-    recorded = recordings(folder / "recorded", files)
+    talks = {"recorded.jsonl": recorded(folder / "recorded", LAYERS)}
     with fake_github(folder / "hub") as hub:
-        hub.commit("main", files | {"cudaforge.yaml": REPLAYED} | recorded)
+        hub.commit("main", files | {"cudaforge.yaml": REPLAYED} | talks)
         yield Machines(hub, folder)
 
 
 @pytest.fixture(scope="module")
 def forged(machines: Machines) -> dict[str, Any]:
     """Nights from plan to publish, until there is no work left: a kernel that could not be timed on a busy machine is
-    the next night's, and joins the same pull request."""
+    the next night's, and joins the same pull request. ``artifacts``: of each target, those of the night that had it."""
     nights: list[dict[str, Any]] = []
-    for night in ("1", "2", "3"):
+    artifacts: dict[str, tuple[Path, Path]] = {}
+    log = ""
+    for night in map(str, range(1, NIGHTS + 1)):
         planned = ended_well(machines.job("plan", run=night, runners=RUNNERS)[0])
         rows = json.loads(planned.outputs["matrix"])["include"]
         if not rows:
             break
-        for row in rows:
-            ended_well(machines.job("forge", run=night, shard=row["shard"])[0])
-        for row in rows:
-            ended_well(machines.job("verify", run=night, shard=row["shard"])[0])
-        published = ended_well(machines.job("publish", run=night, token=TOKEN)[0])
+        log = "".join(ended_well(machines.job("forge", run=night, shard=row["shard"])[0]).log for row in rows)
+        verified = [machines.job("verify", run=night, shard=row["shard"], quiet_minutes="1") for row in rows]
+        needs = {
+            "result": "success",
+            "outputs": {f"d{n}": ran.outputs["digests"] for n, (ran, _) in enumerate(verified)},
+        }
+        published = ended_well(machines.job("publish", run=night, token=TOKEN, needs=json.dumps(needs))[0])
         nights.append({"planned": planned, "rows": rows, "published": published, "night": night})
-    return {**nights[0], "published": nights[-1]["published"], "night": nights[-1]["night"]}
+        for row, (ran, checkout) in zip(rows, verified, strict=True):
+            log += ended_well(ran).log
+            shard = json.loads(row["shard"])
+            places = [checkout / ".cudaforge/action" / kind / shard["name"] for kind in ("forged", "verified")]
+            artifacts |= dict.fromkeys(shard["targets"], (places[0], places[1]))
+    else:
+        left = json.loads(machines.job("plan", run="left", runners=RUNNERS)[0].outputs["matrix"])["include"]
+        if left and re.search("no winner|disturbed|inconclusive", log):
+            pytest.skip(f"this machine is too busy: {NIGHTS} nights left {len(left)} shards without a decided race")
+    return {**nights[0], "published": nights[-1]["published"], "night": nights[-1]["night"], "artifacts": artifacts}
 
 
 def test_two_targets_are_two_shards(forged: dict[str, Any]) -> None:
     assert forged["planned"].outputs["shards"] == "2"
     assert [row["runs-on"] for row in forged["rows"]] == [["self-hosted", "cpu"]] * 2
     targets = [target for row in forged["rows"] for target in json.loads(row["shard"])["targets"]]
-    assert sorted(targets) == ["layers.py::PeakNorm", "layers.py::SecondNorm"]
+    assert sorted(targets) == ["layers.py::PeakNorm", "layers.py::SecondNorm"] == sorted(forged["artifacts"])
+
+
+@pytest.mark.parametrize("target", ["layers.py::PeakNorm", "layers.py::SecondNorm"])
+def test_what_was_forged_is_built_from_source_and_measured_anew(forged: dict[str, Any], target: str) -> None:
+    claimed, judged = (
+        read(place) for read, place in zip((read_forged, read_verified), forged["artifacts"][target], strict=True)
+    )
+    (kernel,) = judged.shard.kernels
+    ((_, trace),) = claimed.kernels
+    assert kernel.entry is not None and kernel.evaluation is not None and judged.shard.error == ""
+    assert trace.final is not None and trace.final.timing != kernel.evaluation.timing
+    assert kernel.evaluation.verification is not None and kernel.evaluation.isolation.grade in "AB"
+    files = judged.files[kernel.entry.directory]
+    assert files["kernel.cpp"].decode().strip() == GOOD.strip() and b"verified anew" in files["report.md"]
+    # The shard says what is in it, and the checkout's own kernels are publish's business.
+    assert not list(judged.folder.rglob("manifest.json")) and not (judged.folder.parents[3] / "forged").exists()
 
 
 def test_a_pull_request_is_opened_once(machines: Machines, forged: dict[str, Any]) -> None:
@@ -101,7 +141,7 @@ def test_another_run_without_news_writes_nothing(machines: Machines, forged: dic
     again = ended_well(machines.job("publish", run=forged["night"], token=TOKEN)[0])
     assert (again.outputs["operation"], machines.hub.writes, machines.hub.pushes) == ("none", [], 0)
     # What waits in the pull request is no work of the next night.
-    planned = ended_well(machines.job("plan", run="4", runners=RUNNERS)[0])
+    planned = ended_well(machines.job("plan", run="idle", runners=RUNNERS)[0])
     assert planned.outputs["shards"] == "0" and json.loads(planned.outputs["matrix"])["include"] == []
 
 
@@ -134,9 +174,11 @@ def test_a_planted_regression_fails_with_its_place(machines: Machines, merged: s
     git(checkout, "push", "-q", "origin", "slow")
     pull = hub.open_pull("slow")
     hub.forget()
+    asked = {"base": "main", "pytest_args": "-k peak_norm"}  # the other kernel's turn is the next test's
     ran, _ = machines.job(
-        "guard", run="5", ref="slow", event="pull_request", payload=hub.pull_event(pull), token=TOKEN, base="main"
+        "guard", run="slow", ref="slow", event="pull_request", payload=hub.pull_event(pull), token=TOKEN, **asked
     )
+    assert ran.outputs["checked"] == "1"
     assert not ran.ok and ran.outputs["outcome"] == "regression", ran.log[-8000:]
     errors = [command for command in ran.commands if command.name == "error"]
     line = _line_of(checkout / "layers.py", "class PeakNorm")
@@ -152,9 +194,13 @@ def test_an_unchanged_pull_request_passes(machines: Machines, merged: str) -> No
     hub = machines.hub
     hub.commit("docs", {"README.md": "# Kernels\n"})
     pull = hub.open_pull("docs")
-    ran, _ = machines.job("guard", run="6", ref="docs", event="pull_request", payload=hub.pull_event(pull), base="main")
+    ran, _ = machines.job(
+        "guard", run="docs", ref="docs", event="pull_request", payload=hub.pull_event(pull), base="main"
+    )
     assert ran.outputs["outcome"] in ("pass", "inconclusive") and ran.outputs["regressions"] == "0", ran.log[-8000:]
     assert ran.ok, ran.log[-8000:]
+    if ran.outputs["outcome"] == "inconclusive":
+        pytest.skip("this machine is too busy: it failed nothing, and did not decide that nothing is slower")
 
 
 def _line_of(path: Path, words: str) -> int:

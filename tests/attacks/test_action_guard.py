@@ -122,12 +122,21 @@ def test_the_job_fails_on_the_lines_of_the_targets(world: World) -> None:
     wrong = remarks["Forged kernel is wrong: layers.py::Wrong [default]"]
     assert (wrong.name, wrong.properties["file"]) == ("error", "layers.py")
     assert wrong.properties["line"] == line_of(world.repo, "Wrong") and "INCORRECT_NUMERICAL" in wrong.data
-    slow = next(one for title, one in remarks.items() if "layers.py::Slow" in title)
+    slow = slow_of(world)
     assert (slow.properties["file"], slow.properties["line"]) == ("layers.py", line_of(world.repo, "Slow"))
-    # Other load may leave it undecided, which fails nothing and is a warning.
-    undecided = "nothing was decided" in slow.data or "not confirmed" in slow.data
-    assert undecided or (slow.name == "error" and "slower" in slow.data)
     assert not any("layers.py::Same" in title for title in remarks)
+
+
+def slow_of(world: World) -> Command:
+    return next(one for one in world.guarded.remarks if "layers.py::Slow" in one.properties.get("title", ""))
+
+
+def test_a_slower_kernel_is_an_error_of_the_job(world: World) -> None:
+    slow = slow_of(world)
+    if "nothing was decided" in slow.data or "not confirmed" in slow.data:
+        assert slow.name == "warning"  # it fails nothing
+        pytest.skip("this machine is too busy to decide whether six times the work is slower")
+    assert slow.name == "error" and "slower" in slow.data
 
 
 def test_what_the_runner_lacks_is_told(world: World) -> None:
