@@ -164,7 +164,9 @@ def guarded(root: Path, device: str, out: Path) -> tuple[float, dict[str, Any]]:
 
 
 def tell(seconds: float, report: dict[str, Any], planted: set[str]) -> None:
-    records = [record for record in report["records"] if record["raced"]]
+    # A kernel's time is shared among its items: is it right, and is it fast?
+    shared = len(report["records"]) // max(1, len({record["target"] for record in report["records"]}))
+    records = [record | {"seconds": shared * record["seconds"]} for record in report["records"] if record["raced"]]
     for record in records:
         name = record["target"].partition("::")[2]
         what = "planted" if name in planted else ""
