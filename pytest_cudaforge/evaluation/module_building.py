@@ -88,8 +88,8 @@ class Workshop:
 
     @property
     def has_own_code(self) -> bool:
-        """Was anything built for it, or may it have been where it runs?"""
-        return bool(self._libraries) or self._compiles_itself
+        """Was anything built for it, or may it have been where it runs, as many libraries do for a GPU?"""
+        return bool(self._libraries) or self._torch_device != "cpu"
 
     # -- what the verifier asks of a kitchen
 

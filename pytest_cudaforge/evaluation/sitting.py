@@ -70,6 +70,9 @@ __all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "Table", "open_rotation"]
 _MAX_FRAMES = 256
 #: Blocks of one worker when time has run out.
 _FEWEST_BLOCKS = 3
+#: A baseline that was slowed flatters the candidate: one that takes twice its time all the same is slower. (It may be
+#: what slowed it, by the caches it leaves behind, and any other sitting would find the same.)
+_HOPELESS = 0.5
 #: How long the answers of one pass may be judged, once one of them was.
 _JUDGING_S = 0.1
 #: Below this a call's launch may take longer than the call.
@@ -529,6 +532,8 @@ def kept_blocks(blocks: Sequence[Block]) -> tuple[TimedBlock, ...]:
 
 
 def was_disturbed(alone: dict[str, Sample], timing: WorkloadTiming) -> bool:
-    """Did a baseline run slower in this sitting than by itself?"""
+    """Did a baseline run slower in this sitting than by itself, so that nothing follows from it?"""
+    if timing.vs_eager.high < _HOPELESS:
+        return False
     inside = {"eager": timing.eager, **({"compile": timing.compile} if timing.compile else {})}
     return any(disturbed(alone[name], sample) for name, sample in inside.items() if name in alone)

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from pytest_cudaforge.evaluation.sitting import was_disturbed
 from pytest_cudaforge.evaluation.timing import (
     Block,
     abba,
@@ -23,7 +24,7 @@ from pytest_cudaforge.evaluation.timing import (
     slope_ns,
     steady_blocks,
 )
-from pytest_cudaforge.records import Ratio
+from pytest_cudaforge.records import Ratio, WorkloadTiming
 
 
 def _blocks(speedup: float, *, noise: float = 0.01, processes: int = 3, count: int = 8, seed: int = 0) -> list[Block]:
@@ -135,6 +136,14 @@ def test_disturbance_is_more_than_both_spreads() -> None:
 
 def test_the_faster_baseline_decides() -> None:
     assert faster_baseline({"eager": 10.0, "compile": 7.0}) == "compile"
+
+
+@pytest.mark.parametrize(("high", "said"), [(3.0, True), (0.6, True), (0.4, False)])
+def test_a_slowed_baseline_excuses_no_candidate_that_takes_twice_its_time(high: float, said: bool) -> None:
+    alone, slowed = sample_of([100.0, 101.0, 102.0], 3), sample_of([120.0, 121.0, 122.0], 3)
+    ratio = Ratio(high * 0.95, high * 0.9, high)
+    timing = WorkloadTiming("default", slowed, slowed, None, ratio, None, 1)
+    assert was_disturbed({"eager": alone}, timing) is said
 
 
 def test_blocks_that_others_disturbed_are_left_out_as_long_as_enough_remain() -> None:
