@@ -85,12 +85,22 @@ def test_as_many_processes_as_asked_for() -> None:
     assert 1 < free.fewest < free.processes
 
 
+def _raced(evaluator: Evaluator, repo: Path, base: Candidate, processes: int) -> tuple[Race, ...]:
+    """The races of an honest kernel. Where a neighbour keeps a core busy all the while, passes over new values may take
+    so long that calls seem to have been skipped before: once more, then."""
+    found: tuple[Race, ...] | RaceFailure = ()
+    for _ in range(3):
+        found = evaluator.race(
+            norm(), find(repo, "::RMSNorm"), base=base, processes=processes, budget_s=0.1, references=("eager",)
+        )
+        if isinstance(found, tuple) or "skips calls" not in found.reason:
+            break
+    assert isinstance(found, tuple), found.reason
+    return found
+
+
 def test_a_race_keeps_every_block_of_every_process(evaluator: Evaluator, repo: Path) -> None:
-    found = evaluator.race(
-        norm(), find(repo, "::RMSNorm"), base=norm(), processes=2, budget_s=0.1, references=("eager",)
-    )
-    assert isinstance(found, tuple)
-    (race,) = found
+    (race,) = _raced(evaluator, repo, norm(), processes=2)
     assert (race.workload, race.clock, race.what) == ("default", "supervisor", "forward")
     assert {block.process for block in race.blocks} == {0, 1}
     assert all([name for name, _ in block.ns] == ["candidate", "base", "eager"] for block in race.blocks)
@@ -107,9 +117,7 @@ def test_a_race_keeps_every_block_of_every_process(evaluator: Evaluator, repo: P
     ],
 )
 def test_a_base_that_fails_is_left_out(evaluator: Evaluator, repo: Path, base: Candidate, words: str) -> None:
-    found = evaluator.race(norm(), find(repo, "::RMSNorm"), base=base, processes=1, budget_s=0.1, references=("eager",))
-    assert isinstance(found, tuple)
-    (race,) = found
+    (race,) = _raced(evaluator, repo, base, processes=1)
     assert words in " ".join(race.notes)
     assert all([name for name, _ in block.ns] == ["candidate", "eager"] for block in race.blocks)
 
@@ -130,8 +138,7 @@ MORE = norm(plan=NORM_PLAN.replace(LAUNCH, FIRST + LAUNCH))
 
 
 def test_plans_of_other_buffers_have_arenas_of_their_own(evaluator: Evaluator, repo: Path) -> None:
-    found = evaluator.race(norm(), find(repo, "::RMSNorm"), base=MORE, processes=2, budget_s=0.1, references=("eager",))
-    assert isinstance(found, tuple)
+    found = _raced(evaluator, repo, MORE, processes=2)
     assert {block.process for block in found[0].blocks} == {0, 1}
     assert all("base" in dict(block.ns) for block in found[0].blocks)
 
@@ -141,8 +148,7 @@ def test_a_base_for_which_there_is_no_memory_is_left_out(
 ) -> None:
     small = replace(evaluator.device, memory_bytes=1 << 20)
     monkeypatch.setitem(evaluator.__dict__, "device", small)
-    found = evaluator.race(norm(), find(repo, "::RMSNorm"), base=MORE, processes=1, budget_s=0.1, references=("eager",))
-    assert isinstance(found, tuple)
+    found = _raced(evaluator, repo, MORE, processes=1)
     assert "GB that the device has" in " ".join(found[0].notes)
     assert found[0].blocks
 
