@@ -210,8 +210,12 @@ class Verifier:
         if self.oracle.mutates(self.target, product.workload.name):
             return  # the values are no longer those
         trial = replace(last, name="repeated", calls_before=0)
+        self._judge_further(product, trial, run.repeated)
+
+    def _judge_further(self, product: Product, trial: Trial, judge: Callable[[str, Trial], CaseResult]) -> None:
+        """One trial beside those that were drawn up. Raises Refusal where it fails."""
         try:
-            case = run.repeated(product.workload.name, trial)
+            case = judge(product.workload.name, trial)
         except WorkerTimeout as error:
             raise self._broken(product, trial, Status.TIMEOUT, error) from error
         except (WorkerFailure, LaunchFailure) as error:
@@ -226,15 +230,7 @@ class Verifier:
         if self.oracle.mutates(self.target, product.workload.name):
             return  # what all calls but the last left cannot be told any more
         trial = replace(last, name="one after another", calls_before=0, renewed=False, exchanged=False)
-        try:
-            case = run.one_after_another(product.workload.name, trial)
-        except WorkerTimeout as error:
-            raise self._broken(product, trial, Status.TIMEOUT, error) from error
-        except (WorkerFailure, LaunchFailure) as error:
-            raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
-        self._findings.cases.append(case)
-        if not case.passed:
-            raise self._refusal([case])
+        self._judge_further(product, trial, run.one_after_another)
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
