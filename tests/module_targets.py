@@ -56,6 +56,11 @@ def twice(x):
     return x * 2
 
 
+@forge_target(inputs=lambda: [torch.randn(512, 1024)])
+def waves(x):
+    return torch.sin(x) * x + 1
+
+
 @forge_target(inputs=lambda: [torch.randn(8, 64)])
 def flat(x):
     return x.view(-1)

@@ -441,6 +441,8 @@ class Attempt:
             pace=host.pace(len(self._products)),
             flush_bytes=host.flush_bytes,
             hang_limit_s=max(self._limit_s(alone), self.incumbent._limit_s(alone) if self.incumbent else 0.0),
+            memory_bytes=host.device.memory_bytes,
+            alone_ns=alone.median_ns,
             incumbent=self.incumbent.beside(product.workload.name) if self.incumbent is not None else None,
             monitor=host.monitor,
         )

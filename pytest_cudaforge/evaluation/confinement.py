@@ -130,7 +130,7 @@ def _restrict_paths(spec: ChildSpec, fresh_proc: bool, tmp: str) -> None:
     landlock.restrict(
         readable,
         [tmp],
-        devices(spec.cuda),
+        devices(spec),
         # Rules hold on inodes, and those of single threads come and go.
         changeable=[] if not spec.cuda else ["/proc"] if fresh_proc else ["/proc/self"],
         network=spec.defences.network,

@@ -294,7 +294,7 @@ class _Service:
         elif request.operation == _RUN:
             return self._run(asked["bindings"])
         elif request.operation == _RUN_MANY:
-            self._run_many(asked["sets"], asked["calls"], asked["first_set"])
+            self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _PROFILE:
             return self._profile(asked["bindings"], asked["calls"])
         return ""
@@ -458,13 +458,16 @@ class _Service:
         self._synchronize()
         return json.dumps(leaves)
 
-    def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int) -> None:
+    def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int, among: int | None) -> None:
         """Outputs of the last call of every set are in the arena when this returns; nothing is kept meanwhile."""
         if sets is not None:
             self._rotation = [self._bind(bindings) for bindings in sets]
-        bounds = [*self._rotation[first:], *self._rotation[:first]]
+        rotation = self._rotation[:among]
+        bounds = [*rotation[first:], *rotation[:first]]
         self._load_weights(bounds[0])
         self._held = []
+        from pytest_cudaforge.evaluation.tensors import fetch
+
         model, count = self._model, len(bounds)
         try:
             for i in range(calls - count):
@@ -472,7 +475,7 @@ class _Service:
                 model(*bound.args, **bound.kwargs)
             for i in range(max(0, calls - count), calls):
                 bound = bounds[i % count]
-                self._fetch(bound, model(*bound.args, **bound.kwargs))
+                fetch(model(*bound.args, **bound.kwargs), bound.outputs)
         except NEVER:
             raise _CandidateError(_NEEDS_BUILD, "") from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -499,15 +502,6 @@ class _Service:
         for _, place, tensor in self._matched(bound):
             if not self._torch.equal(place, tensor):  # what forward leaves alone may be mapped read-only
                 place.copy_(tensor)
-
-    def _fetch(self, bound: _Bound, output: Any) -> None:
-        """:meth:`_deliver` without a description: the most common answer of a timed call is one fitting tensor."""
-        place = bound.outputs.get("out")
-        if place is None or type(output) is not self._torch.Tensor or output.device != place.device:
-            self._deliver(bound, output)
-        elif output.shape == place.shape and output.dtype == place.dtype:
-            place.copy_(output)
-        # Any other answer leaves the old one there, which is wrong.
 
     def _deliver(self, bound: _Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:
         """Copy fitting outputs into the arena: (what was returned, as data; (place, tensor) pairs copied)."""

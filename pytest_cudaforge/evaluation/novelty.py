@@ -22,7 +22,6 @@ __all__ = [
     "Round",
     "doubtful_above",
     "lag_of",
-    "none_was_quiet",
     "pass_share_ns",
     "play_rounds",
     "single_of",
@@ -33,19 +32,16 @@ __all__ = [
 CHARGED_ABOVE = 1.25
 #: ... and before it is refused. Nothing but remembered answers explains that much in every round.
 REFUSED_ABOVE = 2.0
-#: What a pass may cost beside its calls (a request, threads that wake up), and fetching its answers at most.
+#: What a pass may cost beside its calls and the fetching of their answers: a request, threads that wake up.
 _PASS_NS = 500_000.0
-_FETCH_NS_PER_BYTE = 0.3
 #: A call may take so many times longer in a pass, whose inputs are in no cache, than among repeated ones.
 SINGLE_REFUSED_ABOVE = 3.0
 #: ... on a GPU so many ns beside CHARGED_ABOVE before the difference is charged: what the host's side of a call and of
 #: fetching its answer takes more in a pass.
-SINGLE_SLACK_NS = 20_000.0
+SINGLE_SLACK_NS = 6_000.0
 #: ... by device events: the first visit after another process had the device finds its page tables cold. (Honest
 #: kernels of 10 and of 68 us took 0.98 to 1.00 times as long in a pass on an H200.)
 EVENT_SLACK_NS = 2_000.0
-#: Waking a stopped process and its threads takes up to 0.6 of a pass of 1 ms; with one foreign process it is 0.8.
-_BUSY_PASS = 0.7
 #: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
 #: by noise alone looks suspicious in all of them once in 2**8 times at most.
 MAX_ROUNDS = 8
@@ -55,12 +51,18 @@ MAX_ROUNDS = 8
 class Round:
     """ns per call of one pass over values drawn anew, and of one over the same values written once more.
 
-    ``foreign``: the share of the busier pass that others took (see :mod:`.pressure`).
+    ``new_foreign``, ``seen_foreign``: the share of each pass that others took (see :mod:`.pressure`).
     """
 
     new_ns: float
     seen_ns: float
-    foreign: float = 0.0
+    new_foreign: float = 0.0
+    seen_foreign: float = 0.0
+
+    def undisturbed(self) -> Round:
+        """Both passes without what others took of them: what is suspicious here, too, is not others' fault. Nobody is
+        cleared by it, for a kernel's own threads may have kept each other waiting."""
+        return Round(self.new_ns * max(0.0, 1 - self.new_foreign), self.seen_ns * max(0.0, 1 - self.seen_foreign))
 
 
 def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
@@ -71,12 +73,6 @@ def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
     extra_ns = min((r.new_ns - r.seen_ns for r in rounds), default=0.0)
     lag = 1.0 + max(0.0, extra_ns) / max(call_ns, 1.0)
     return lag if lag > CHARGED_ABOVE else 1.0
-
-
-def none_was_quiet(rounds: Sequence[Round]) -> bool:
-    """Were others busy in every round? Then nothing follows from what the passes took: a pass is as short as a time
-    slice that somebody else gets, and threads that wait for each other crawl."""
-    return all(r.foreign > _BUSY_PASS for r in rounds)
 
 
 def single_of(rounds: Sequence[Round], call_ns: float, spare_ns: float) -> float:
@@ -95,9 +91,9 @@ def doubtful_above(limit: float, slack_ns: float, call_ns: float) -> float:
     return min(limit, CHARGED_ABOVE + slack_ns / max(call_ns, 1.0))
 
 
-def pass_share_ns(pass_bytes: int, calls: int) -> float:
-    """A call's share of what a pass of ``calls`` costs besides them; ``pass_bytes`` of answers were fetched."""
-    return (_PASS_NS + pass_bytes * _FETCH_NS_PER_BYTE) / calls
+def pass_share_ns(calls: int) -> float:
+    """A call's share of what a pass of ``calls`` costs besides them."""
+    return _PASS_NS / calls
 
 
 def play_rounds(play: Callable[[], Round], call_ns: float) -> tuple[Round, ...]:

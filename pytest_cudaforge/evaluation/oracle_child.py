@@ -202,8 +202,13 @@ class _Oracle:
         note = rotation.compile() if compiled else ""
         number = self._number()
         self.rotations[number] = rotation
-        parties, generated = rotation.parties, rotation.generated
-        return {"rotation": number, "compile_note": note, "parties": parties, "generated": generated}
+        return {
+            "rotation": number,
+            "compile_note": note,
+            "parties": rotation.parties,
+            "generated": rotation.generated,
+            "draw_s": rotation.draw_s,
+        }
 
     def do_relocate(self, foreign: str, own: str, package: str, import_root: str) -> None:
         relocate(foreign, own, package, import_root)
@@ -245,8 +250,14 @@ class _Oracle:
         assert isinstance(found, VersionRotation)
         return found
 
-    def do_run_many(self, rotation: int, party: str, calls: int) -> Any:
-        self.rotations[rotation].run_many(party, calls)
+    def do_run_many(self, rotation: int, party: str, calls: int, fetched: bool = False) -> Any:
+        self.rotations[rotation].run_many(party, calls, fetched=fetched)
+
+    def do_hold_places(self, rotation: int, wanted: bool) -> Any:
+        self.rotations[rotation].hold_places(wanted)
+
+    def do_write_many(self, rotation: int, calls: int) -> Any:
+        self.rotations[rotation].write_many(calls)
 
     def do_time_events(self, rotation: int, party: str, samples: int, flush_bytes: int) -> Any:
         return self.rotations[rotation].time_events(party, samples, flush_bytes)

@@ -48,6 +48,7 @@ class Party(Protocol):
 class SlopeParty:
     """Timed by this process's clock: ``run(calls, first)`` returns the ns of one request over the ``sets`` buffer sets,
     from the first on. Turns go on where the one before ended: few calls each would else find few sets, in warm caches.
+    ``once``: of one over all sets there are, once each at most, where that are more.
 
     What a request costs besides its calls cancels in the slope over n and 2n calls. That alone could be bought: who
     idles through the first request has a slope of nothing. So a call never counts less than its share of the longer
@@ -63,8 +64,10 @@ class SlopeParty:
         sets: int,
         fetched: int = 1,
         spare_ns: float = 0.0,
+        once: Callable[[int], int] | None = None,
     ) -> None:
         self._request, self._sets, self._position = run, sets, 0
+        self._whole = once if once is not None else lambda calls: run(calls, 0)
         self._fetched, self._spare_ns = fetched, spare_ns
         self._per_call_ns = 0.0
         self.calls = 0
@@ -82,8 +85,9 @@ class SlopeParty:
             once = self._run(calls)
         self.calls = calls
         # A machine that is busy elsewhere can make threads wait for each other a thousand times longer: then the
-        # request's own cost is nothing beside it, and repeating it would only burn the budget.
-        crawling = once > _CRAWL * slice_ns
+        # request's own cost is nothing beside it, and repeating it would only burn the budget. (A call that takes long
+        # anyway is measured like any other: a module's request has answers to fetch.)
+        crawling = once > _CRAWL * max(slice_ns, calls * self._per_call_ns)
         per_call = once / calls if crawling else self._per_call(once, self._run(2 * calls), calls)
         if per_call > 0:
             self._per_call_ns = max(per_call, self._per_call_ns / 4)
@@ -91,7 +95,7 @@ class SlopeParty:
 
     def once(self, calls: int) -> float:
         self._position = calls % self._sets
-        return self._request(calls, 0) / calls
+        return self._whole(calls) / calls
 
     def measure(self, calls: int) -> float:
         self.calls = calls
@@ -192,10 +196,12 @@ def worker_party(
     clock: Clock,
     flush_bytes: int,
     limit_s: float,
+    among: int,
     spare_ns: float = 0.0,
     output_bytes: int = 0,
 ) -> Party:
-    """A candidate in its worker over its buffer ``sets``; ``spare_ns`` as in SlopeParty, ``output_bytes`` of one call.
+    """A candidate in its worker over its buffer ``sets``, in turns over the first ``among`` of them; ``spare_ns`` as in
+    SlopeParty, ``output_bytes`` of one call.
 
     By the supervisor's clock it runs while it is timed and at no other time, and the oracle stands still meanwhile: the
     worker comes and stays stopped.
@@ -208,17 +214,20 @@ def worker_party(
             lambda calls: worker.time_run(sets, calls, timeout_s=limit_s),
         )
 
-    def run(calls: int, first: int) -> int:
+    def run(calls: int, first: int, among: int = among) -> int:
         # The worker goes on last and stops first: what a thread left behind computes beside the clock is not timed.
         with oracle.paused():
             worker.cont()
             try:
-                return worker.run_many(sets, calls, timeout_s=limit_s, first_set=first)
+                return worker.run_many(sets, calls, timeout_s=limit_s, first_set=first, among=among)
             finally:
                 worker.stop()
 
+    def once(calls: int) -> int:
+        return run(calls, 0, len(sets))
+
     if not isinstance(worker, ModuleWorker):
-        return SlopeParty(run, len(sets), spare_ns=spare_ns)
+        return SlopeParty(run, among, spare_ns=spare_ns, once=once)
     # Its answers are copied into the arena at the end of each request, which is no part of a call.
-    fetching_ns = len(sets) * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
-    return SlopeParty(run, len(sets), fetched=len(sets), spare_ns=spare_ns + fetching_ns)
+    fetching_ns = among * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
+    return SlopeParty(run, among, fetched=among, spare_ns=spare_ns + fetching_ns, once=once)

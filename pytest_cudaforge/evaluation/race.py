@@ -402,7 +402,7 @@ class Contest(Sitting):
                     return 1.0
                 return parties[trusted].turn(self.pace.slice_ns) / max(trusted_ns, 1.0)
 
-            self._check_new_values(table, candidate, candidate_ns, slowdown)
+            self._check_new_values(table, candidate, candidate_ns, trusted_ns, slowdown)
         elif process <= 1:
             self._check_touched(table, candidate)
             self._check_families(table, candidate)

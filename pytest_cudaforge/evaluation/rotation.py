@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from pytest_cudaforge.errors import UsageError
 from pytest_cudaforge.evaluation.generated import captured, kernels_of
 from pytest_cudaforge.evaluation.precision import precision_flags
 from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.evaluation.tensors import fetch
+from pytest_cudaforge.runtime.signature import flatten_output
 
 __all__ = ["Rotation"]
 
@@ -22,9 +25,14 @@ class Rotation:
 
     def __init__(self, subject: Subject, workload: str, frames: int) -> None:
         self.subject, self.workload = subject, workload
+        began = time.perf_counter()
         self.sets = [subject.draw(workload, 1000 + i) for i in range(frames)]
+        #: What drawing one set takes.
+        self.draw_s = (time.perf_counter() - began) / frames
         self.calls: dict[str, Any] = {"eager": subject.function}
         self.position = 0
+        #: By input set where each output of a call is copied to; nothing where no answers are fetched.
+        self._places: list[dict[str, torch.Tensor]] = []
 
     @property
     def parties(self) -> list[str]:
@@ -55,17 +63,37 @@ class Rotation:
         """torch.compile's kernels for this workload; "" where none were caught."""
         return self.subject.generated.get(self.workload, "")
 
-    def run_many(self, party: str, calls: int) -> None:
-        """Call ``party`` so often, rotating over the input sets, and wait for the device."""
+    def hold_places(self, wanted: bool) -> None:
+        """Have memory for every set's answers, for ``fetched`` calls, or give it back."""
+        self._places = []
+        for position in range(len(self.sets)) if wanted else ():
+            leaves, _ = flatten_output(self._call(self.calls["eager"], position))
+            tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+            self._places.append({path: torch.empty_like(tensor) for path, tensor in tensors.items()})
+
+    def run_many(self, party: str, calls: int, *, fetched: bool = False) -> None:
+        """Call ``party`` so often, rotating over the input sets, and wait for the device. ``fetched``: each answer is
+        copied to its place, as a candidate's are (:meth:`hold_places`)."""
         if party not in self.calls:
             raise UsageError(f"no party {party!r} in this rotation", expected=", ".join(self.calls))
         function, count = self.calls[party], len(self.sets)
         with precision_flags(self.subject.options.precision), torch.no_grad():
             for i in range(self.position, self.position + calls):
                 args, kwargs = self.sets[i % count]
-                function(*args, **kwargs)
+                output = function(*args, **kwargs)
+                if fetched:
+                    fetch(output, self._places[i % count])
         self.position = (self.position + calls) % count
         if self.subject.device.type == "cuda":
+            torch.cuda.synchronize(self.subject.device)
+
+    def write_many(self, calls: int) -> None:
+        """So often, do no more than any call must: write an answer (:meth:`hold_places`). On a GPU all of them at once,
+        since it is not the host's time that is asked for."""
+        on_gpu = self.subject.device.type == "cuda"
+        for place in list(self._places[0].values()) * (1 if on_gpu else calls):
+            torch.empty((calls if on_gpu else 1, *place.shape), dtype=place.dtype, device=place.device).fill_(0)
+        if on_gpu:
             torch.cuda.synchronize(self.subject.device)
 
     def _call(self, function: Any, position: int) -> Any:

@@ -27,7 +27,6 @@ from pytest_cudaforge.evaluation.novelty import (
     Round,
     doubtful_above,
     lag_of,
-    none_was_quiet,
     pass_share_ns,
     play_rounds,
     single_of,
@@ -75,11 +74,24 @@ _FEWEST_BLOCKS = 3
 _HOPELESS = 0.5
 #: How long the answers of one pass may be judged, once one of them was.
 _JUDGING_S = 0.1
+#: No call with an answer of so many bytes takes less than this share of what writing it to new memory does: caches may
+#: hold it, and there are stores that go round them.
+_LARGE_ANSWER_BYTES = 1 << 20
+_WRITTEN_ABOVE = 0.4
+_WRITTEN_AT_ONCE_BYTES = 256 << 20
+#: Turns of which the fastest tells how much slower a machine is now.
+_SLOWDOWN_TURNS = 3
 #: Below this a call's launch may take longer than the call.
 LAUNCH_BOUND_NS = 20_000.0
 #: Above this host time is nothing beside a call, and two clocks take their time.
 _LONG_CALL_NS = 2e6
 _MAX_ROTATION_BYTES = {"cpu": 192 << 20, "cuda": 2 << 30}
+#: How long a pass over values drawn anew shall take; its buffers, and their share of a device's memory at most; and
+#: what drawing them may take.
+_PASS_NS = 5e6
+_MAX_PASS_BYTES = {"cpu": 192 << 20, "cuda": 4 << 30}
+_PASS_MEMORY_SHARE = 16
+_PASS_DRAWING_S = {"cpu": 0.03, "cuda": 0.1}
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,8 @@ class Rotation:
     generated: str = ""
     #: Was torch.compile tried?
     compiled: bool = True
+    #: What drawing one input set takes.
+    draw_s: float = 0.0
 
 
 def open_rotation(
@@ -122,7 +136,9 @@ def open_rotation(
     args = {"target": to_json(target), "workload": workload.name, "frames": frames, "compiled": compiled}
     data = oracle.request("rotation", **args)
     parties, note = tuple(data["parties"]), data["compile_note"]
-    return Rotation(data["rotation"], oracle.generation, workload, frames, parties, note, data["generated"], compiled)
+    generated, draw_s = data["generated"], data["draw_s"]
+    number, generation = data["rotation"], oracle.generation
+    return Rotation(number, generation, workload, frames, parties, note, generated, compiled, draw_s)
 
 
 def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int, clock: Clock) -> int:
@@ -132,6 +148,17 @@ def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int, clock: C
         return max(1, min(4, _MAX_ROTATION_BYTES["cuda"] // per_call))
     wanted = math.ceil(2 * cache_bytes / per_call) + 1
     return max(1, min(wanted, _MAX_FRAMES, max(2, _MAX_ROTATION_BYTES[device] // per_call)))
+
+
+def pass_sets(rotation: Rotation, device: str, memory_bytes: int, call_ns: float) -> int:
+    """Over how many input sets a pass goes by the supervisor's clock: so many that what it costs besides its calls, of
+    ``call_ns`` each, is little beside them, as far as memory and the drawing of values allow."""
+    workload = rotation.workload
+    per_call = max(1, workload.input_bytes + workload.output_bytes)
+    room = min(_MAX_PASS_BYTES[device], memory_bytes // _PASS_MEMORY_SHARE)
+    drawn = int(_PASS_DRAWING_S[device] / max(rotation.draw_s, 1e-6))
+    wanted = math.ceil(_PASS_NS / max(call_ns, 1.0))
+    return max(rotation.frames, min(wanted, _MAX_FRAMES, room // per_call, drawn))
 
 
 @dataclass(frozen=True)
@@ -169,15 +196,22 @@ class Sitting:
         pace: Pace,
         flush_bytes: int,
         hang_limit_s: float,
+        memory_bytes: int = 0,
+        alone_ns: float = math.inf,
         incumbent: Incumbent | None = None,
         monitor: DeviceMonitor | None = None,
     ) -> None:
+        """``alone_ns``: a call of the first baseline by itself."""
         self._pids: set[int] = set()
         self.watch = DeviceWatch(monitor, self._users) if monitor is not None else None
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.incumbent = incumbent
         self.worker_of, self.device, self.clock, self.pace = worker_of, device, clock, pace
-        self.flush_bytes, self.hang_limit_s = flush_bytes, hang_limit_s
+        self.flush_bytes, self.hang_limit_s, self.memory_bytes = flush_bytes, hang_limit_s, memory_bytes
+        #: Input sets of a pass over values drawn anew; turns rotate over the rotation's.
+        self.sets = rotation.frames
+        if clock == "supervisor":
+            self.sets = pass_sets(rotation, device, memory_bytes, alone_ns)
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
         self._spare_ns = 0.0
@@ -216,10 +250,10 @@ class Sitting:
     @contextlib.contextmanager
     def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[Table]:
         """``product``'s arena with values in every frame, for as long as the sitting lasts."""
-        layout = call_layout(product.traced, frames=self.rotation.frames)
+        layout = call_layout(product.traced, frames=self.sets)
         bench, arena = self.oracle.open_bench(self.target, product.workload.name, "", layout.data)
         try:
-            self.oracle.fill_all(bench, _seeds(self.rotation.frames), 0)
+            self.oracle.fill_all(bench, _seeds(self.sets), 0)
             yield Table(product, worker_of, layout, bench, arena)
         finally:
             arena.close()
@@ -236,7 +270,7 @@ class Sitting:
                 worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
             if self.clock == "supervisor":
                 worker.stop()
-            sets = [table.layout.bindings(frame) for frame in range(self.rotation.frames)]
+            sets = [table.layout.bindings(frame) for frame in range(self.sets)]
             yield worker_party(
                 self.oracle,
                 worker,
@@ -244,6 +278,7 @@ class Sitting:
                 clock=self.clock,
                 flush_bytes=self.flush_bytes,
                 limit_s=self.hang_limit_s,
+                among=self.rotation.frames,
                 spare_ns=self._spare_ns,
                 output_bytes=table.product.workload.output_bytes,
             )
@@ -287,7 +322,7 @@ class Sitting:
             return None
         judged = not self._writes_inputs()
         if judged:
-            self.oracle.renew(table.bench, _seeds(self.rotation.frames))
+            self.oracle.renew(table.bench, _seeds(self.sets))
         found = candidate.by_both_clocks(self.pace.slice_ns / 2)
         if found is None:
             return None
@@ -336,12 +371,11 @@ class Sitting:
     def _check_timed_calls(
         self, process: int, table: Table, parties: Mapping[str, Party], blocks: Sequence[Block]
     ) -> None:
-        """Were the timed calls' answers right, and new? In every other process in the one way or the other."""
+        """Were the timed calls' answers right, and new?"""
         candidate = parties["candidate"]
         if process % 2:
             self._check_touched(table, candidate)
             self._check_families(table, candidate)
-            return
         name = self.rotation.parties[0]
         call_ns, baseline_ns = (statistics.median(block.of(party) for block in blocks) for party in ("candidate", name))
 
@@ -349,9 +383,10 @@ class Sitting:
             # Of a trusted party: the candidate's own repeated calls may be slow because values have just changed.
             if self.device != "cpu":
                 return 1.0
-            return parties[name].turn(self.pace.slice_ns) / max(baseline_ns, 1.0)
+            turns = [parties[name].turn(self.pace.slice_ns) for _ in range(_SLOWDOWN_TURNS)]
+            return min(turns) / max(baseline_ns, 1.0)
 
-        self._check_new_values(table, candidate, call_ns, slowdown)
+        self._check_new_values(table, candidate, call_ns, baseline_ns, slowdown)
 
     def _check_families(self, table: Table, candidate: Party) -> None:
         """Every kind of values once more, in a process that was timed: a kernel that tells by the number of its calls,
@@ -385,81 +420,117 @@ class Sitting:
         candidate.turn(self.pace.slice_ns, least=self.rotation.frames)
         self._judge(table, frame)
 
-    def _check_new_values(self, table: Table, candidate: Party, call_ns: float, slowdown: Callable[[], float]) -> None:
+    def _check_new_values(
+        self, table: Table, candidate: Party, call_ns: float, trusted_ns: float, slowdown: Callable[[], float]
+    ) -> None:
         """All values change at once: is every answer new, and does it take no longer than before? See the module
-        ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`. ``slowdown``: how many times
-        slower than in the blocks the machine is now."""
-        frames = self.rotation.frames
+        ``novelty``. What a memory saves up to the limit is charged in :meth:`measure`. ``trusted_ns``: a call of the
+        first baseline. ``slowdown``: how many times slower than in the blocks the machine is now."""
+        frames = self.sets
         # Answers of the first round are judged, in a drawn order: a kernel may rest at some places only. Judging may
         # cost a second each; the other rounds are there for the time.
         unjudged = random.SystemRandom().sample(range(frames), frames)
 
         def play() -> Round:
             self.oracle.renew(table.bench, _seeds(frames))
-            new_ns, taken = self._watched_pass(candidate)
+            new_ns, new_foreign = self._watched_pass(candidate)
             until = time.monotonic() + _JUDGING_S
             while unjudged:
                 self._judge(table, unjudged.pop())
                 if time.monotonic() > until:
                     unjudged.clear()
             self.oracle.rewrite(table.bench)
-            seen_ns, taken_again = self._watched_pass(candidate)
-            return Round(new_ns, seen_ns, max(taken, taken_again))
+            seen_ns, seen_foreign = self._watched_pass(candidate)
+            return Round(new_ns, seen_ns, new_foreign, seen_foreign)
 
         rounds = play_rounds(play, call_ns)
         lag = lag_of(rounds, call_ns)
-        if lag > 1.0 and none_was_quiet(rounds):
-            self.crowded = True
+        own_lag = min(lag, lag_of(_undisturbed(rounds), call_ns))
+        if lag > 1.0 and own_lag <= 1.0:
+            self.crowded = True  # others may have made the difference: a pass is as short as a time slice of theirs
             return
         self.lag = max(self.lag, lag)
-        if lag > REFUSED_ABOVE:
+        if own_lag > REFUSED_ABOVE:
             raise Refusal(
                 Status.REJECTED,
                 f"{self.product.workload.name}: a call takes {call_ns / 1e3:.3g} us on values it has seen before and "
-                f"{lag:.1f} times that on new ones, in each of {len(rounds)} rounds: it remembers answers",
+                f"{own_lag:.1f} times that on new ones, in each of {len(rounds)} rounds: it remembers answers",
             )
-        self._check_no_call_skipped(rounds, play, call_ns, slowdown)
+        self._check_no_call_skipped(rounds, play, call_ns, trusted_ns, slowdown)
 
     def _check_no_call_skipped(
-        self, rounds: tuple[Round, ...], play: Callable[[], Round], call_ns: float, slowdown: Callable[[], float]
+        self,
+        rounds: tuple[Round, ...],
+        play: Callable[[], Round],
+        call_ns: float,
+        trusted_ns: float,
+        slowdown: Callable[[], float],
     ) -> None:
         """Native code sees which answers are fetched, and any kernel which values have been there for long: does a call
         take as long where all of them are, and none has? What it saves below the limit is charged, too."""
-        workload, frames = self.product.workload, self.rotation.frames
+        workload = self.product.workload
         limit, slack_ns, spare_ns = REFUSED_ABOVE, EVENT_SLACK_NS, 0.0
         if self.clock == "supervisor":
-            # A launch plan writes its answers where they are judged; a module's are copied there.
-            fetched_bytes = 0 if self.product.traced.main.steps else frames * workload.output_bytes
-            limit, spare_ns = SINGLE_REFUSED_ABOVE, pass_share_ns(fetched_bytes, frames)
+            limit, spare_ns = SINGLE_REFUSED_ABOVE, pass_share_ns(self.sets)
             # On a CPU what a pass costs besides may be twice as much.
             slack_ns = SINGLE_SLACK_NS if self.device == "cuda" else spare_ns
         doubtful = doubtful_above(limit, slack_ns, call_ns)
 
-        busier = 1.0
+        slower: list[float] = []
 
-        def times() -> float:
-            return single_of(rounds, call_ns * busier, spare_ns)
+        def times(found: Sequence[Round]) -> float:
+            # The fastest pass, and the machine at its fastest since.
+            return single_of(found, call_ns * max(1.0, min(slower, default=1.0)), spare_ns)
 
-        while times() > doubtful and len(rounds) < MAX_ROUNDS:
+        # A launch plan writes its answers where they are judged; a module's are copied there.
+        if self.clock == "supervisor" and not self.product.traced.main.steps and times(rounds) > doubtful:
+            fetching_ns, writing_ns = self._fetching_ns(trusted_ns)
+            spare_ns += fetching_ns
+            # Host code that finds where an answer is copied to may write it there at once, and save the copying.
+            if workload.output_bytes >= _LARGE_ANSWER_BYTES and call_ns < _WRITTEN_ABOVE * writing_ns:
+                told = f"a call takes {call_ns / 1e3:.3g} us, and to write its answer {writing_ns / 1e3:.3g} us"
+                raise Refusal(Status.REJECTED, f"{workload.name}: faster than physics allows: {told}")
+        while times(rounds) > doubtful and len(rounds) < MAX_ROUNDS:
             rounds = (*rounds, play())
-            busier = max(busier, slowdown())
-        if times() > doubtful and none_was_quiet(rounds):
+            slower.append(slowdown())
+        if times(rounds) <= doubtful:
+            return
+        own_times = times(_undisturbed(rounds))
+        if own_times <= doubtful:
             self.crowded = True
             return
-        if times() > limit:
+        if own_times > limit:
             raise Refusal(
                 Status.REJECTED,
-                f"{workload.name}: a call takes {call_ns / 1e3:.3g} us in a run of repeated calls and {times():.1f} "
+                f"{workload.name}: a call takes {call_ns / 1e3:.3g} us in a run of repeated calls and {own_times:.1f} "
                 f"times that where all values are new and every answer is fetched, in each of {len(rounds)} rounds: it "
                 "skips calls or remembers answers",
             )
-        if times() > doubtful:
-            self.lag = max(self.lag, times())
+        self.lag = max(self.lag, times(rounds))
+
+    def _fetching_ns(self, trusted_ns: float) -> tuple[float, float]:
+        """What a call of a reference takes more than ``trusted_ns``, its time among repeated ones, in passes in which
+        every answer is copied to a place of its own; and what it takes to write an answer into new memory, the least
+        that any call does. By code that no candidate has touched."""
+        number, party = self.rotation.number, self.rotation.parties[0]
+        answers = max(1, min(self.sets, _WRITTEN_AT_ONCE_BYTES // max(1, self.product.workload.output_bytes)))
+
+        def fastest_ns(operation: str, calls: int, **more: object) -> float:
+            taken = [self.oracle.timed_request(operation, rotation=number, calls=calls, **more) for _ in range(4)]
+            return (min(taken[1:]) - self._spare_ns) / calls  # the first touches pages
+
+        self.oracle.request("hold_places", rotation=number, wanted=True)
+        try:
+            fetched_ns = fastest_ns("run_many", self.sets, party=party, fetched=True)
+            written_ns = fastest_ns("write_many", answers)
+        finally:
+            self.oracle.request("hold_places", rotation=number, wanted=False)
+        return max(0.0, fetched_ns - trusted_ns), max(0.0, written_ns)
 
     def _watched_pass(self, candidate: Party) -> tuple[float, float]:
         """ns per call of one pass over every buffer set, and the share of it that others took."""
         load = self._load()
-        per_call_ns = candidate.once(self.rotation.frames)
+        per_call_ns = candidate.once(self.sets)
         return per_call_ns, load.share() if load is not None else 0.0
 
     def _judge(self, table: Table, frame: int) -> None:
@@ -475,6 +546,10 @@ class Sitting:
         if found:
             reason = f"{name}: an output of a timed call is wrong: {found[0].output}: {found[0].detail}"
             raise Refusal(status_of(tuple(found)), reason)
+
+
+def _undisturbed(rounds: Sequence[Round]) -> list[Round]:
+    return [found.undisturbed() for found in rounds]
 
 
 def _seeds(count: int) -> list[int]:

@@ -76,9 +76,11 @@ def _compiler_paths() -> list[str]:
     return [str(prefix) for prefix in prefixes if len(prefix.parts) > 1 and not home.is_relative_to(prefix)]
 
 
-def devices(cuda: bool) -> list[str]:
-    found = [path for path in _DEVICES if os.path.exists(path)]
-    if cuda:
+def devices(spec: ChildSpec) -> list[str]:
+    """What a child may open below /dev. A compiler would read an endless one until its time is up."""
+    wanted = _DEVICES[:1] if spec.role == "builder" else _DEVICES
+    found = [path for path in wanted if os.path.exists(path)]
+    if spec.cuda:
         found += sorted(str(path) for path in Path("/dev").glob("nvidia*"))
     return found
 
@@ -87,7 +89,7 @@ def build_view(spec: ChildSpec, fresh_proc: bool) -> None:
     """In a new mount namespace: a root of read-only toolchain and packages, own /tmp, own /proc. Raises OSError."""
     kernel_calls.mount("", "/", flags=kernel_calls.MS_REC | kernel_calls.MS_PRIVATE)
     os.umask(0o022)
-    wanted = [*_outermost([*spec.readable, *(CUDA_PATHS if spec.cuda else ())]), *devices(spec.cuda)]
+    wanted = [*_outermost([*spec.readable, *(CUDA_PATHS if spec.cuda else ())]), *devices(spec)]
     sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in wanted if os.path.exists(path)]
     # This package may be installed among those that are hidden.
     kept = [path for path in spec.readable if any(path.startswith(folder + "/") for folder in spec.hidden)]

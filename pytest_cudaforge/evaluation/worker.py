@@ -128,15 +128,24 @@ class Worker:
         self._ask(_RUN, {"which": which, "bindings": [list(b) for b in bindings]}, f"running {which}", timeout_s)
         return None
 
-    def run_many(self, sets: Sequence[Sequence[Binding]], calls: int, *, timeout_s: float, first_set: int = 0) -> int:
+    def run_many(
+        self,
+        sets: Sequence[Sequence[Binding]],
+        calls: int,
+        *,
+        timeout_s: float,
+        first_set: int = 0,
+        among: int | None = None,
+    ) -> int:
         """Run the main plan ``calls`` times, rotating over buffer ``sets`` from ``first_set`` on, then synchronise.
+        ``among``: over so many of them only, the first ones.
 
         Returns the time in ns from sending the request to having the answer, by *this* process's clock; two call
         counts give the slope (T2n - Tn) / n. The first call with new sets also binds them: warm up first.
         """
         # The same object again: the worker has bound them, and to do so again would cost every request.
         plain = None if sets is self._sets else _plain(sets)
-        payload = {"sets": plain, "calls": calls, "first_set": first_set}
+        payload = {"sets": plain, "calls": calls, "first_set": first_set, "among": among}
         self._sets = sets
         started_ns = time.perf_counter_ns()
         self._ask(_RUN_MANY, payload, "timed calls", timeout_s)
@@ -296,7 +305,7 @@ class _Service:
             self._bind(asked["which"], asked["bindings"]).run()
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:
-            self._run_many(asked["sets"], asked["calls"], asked["first_set"])
+            self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _THREADS:
             _set_openmp_threads(asked["count"])
         elif request.operation == _TIME_EVENTS:
@@ -366,10 +375,11 @@ class _Service:
             if offset < 0 or offset + buffer.spec.extent_bytes > self._arenas[slot].nbytes:
                 raise LaunchFailure(f"a buffer of {buffer.spec.extent_bytes} bytes at {offset} is outside its arena")
 
-    def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int) -> None:
+    def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int, among: int | None) -> None:
         if sets is not None:
             self._rotation = [self._bind("main", bindings) for bindings in sets]
-        runs = [bound.run for bound in (*self._rotation[first:], *self._rotation[:first])]
+        rotation = self._rotation[:among]
+        runs = [bound.run for bound in (*rotation[first:], *rotation[:first])]
         whole, rest = divmod(calls, max(1, len(runs)))
         for _ in range(whole):
             for run in runs:

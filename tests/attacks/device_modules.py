@@ -14,7 +14,7 @@ from module_targets import model
 
 from pytest_cudaforge.records import Candidate, Status
 
-__all__ = ["CLOCKS", "HONEST_MODULE", "LAYERS", "MODULE_ENDLESS", "MODULE_REFUSED", "MODULE_ROWS"]
+__all__ = ["CLOCKS", "HONEST_MODULE", "LAYERS", "MODULE_ENDLESS", "MODULE_REFUSED", "MODULE_ROWS", "SKIPPING"]
 
 _ANY = 'allow=("kernel", "mixed", "library", "rewrite")'
 LAYERS = f"""
@@ -24,6 +24,16 @@ from pytest_cudaforge import forge_target
 
 @forge_target(inputs=lambda: [torch.randn(64, 256)], {_ANY})
 def twice_any(x):
+    return x * 2
+
+
+@forge_target(inputs=lambda: [torch.randn(2048, 4096)], {_ANY})
+def wide_any(x):
+    return torch.sin(x) * x + 1
+
+
+@forge_target(inputs=lambda: [torch.randn(2048, 4096)], {_ANY})
+def doubled_any(x):
     return x * 2
 
 
@@ -370,4 +380,37 @@ CLOCKS: tuple[tuple[str, Candidate], ...] = (
         model("torch.cuda._sleep(cycles(x.data_ptr())); return x * 2", before=_LAZY_CALLS),
     ),
     ("leave a kernel running beside the baselines", model("return x * 2", before=_LEFT_BEHIND)),
+)
+
+#: Host code sees on its own stack whether a call's answer will be fetched, and where it goes then.
+_STACK = """
+import sys
+def place():
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_run_many":
+        frame = frame.f_back
+    at = frame.f_locals if frame is not None else {}
+    return (at["bound"].outputs["out"] if at["i"] >= at["calls"] - at["count"] else None) if at else at
+"""
+_SKIPS = "return x if place() is None else RESULT"
+_WRITES = """
+where = place()
+if where is None:
+    return x
+return torch.mul(x, 2, out=where) if isinstance(where, torch.Tensor) else x * 2
+"""
+
+
+def _skips(result: str) -> tuple[Candidate, Candidate]:
+    return model(_SKIPS.replace("RESULT", result), before=_STACK), model(f"return {result}")
+
+
+#: Timed: (name, target, attack, twin, least). It works where its answer is fetched, and rests in all other calls; if it
+#: passes, then with this share of its twin's time at least. Who saves the copying of his answers, too, is stopped only
+#: where memory would have to be faster than it is.
+SKIPPING: tuple[tuple[str, str, Candidate, Candidate, float], ...] = (
+    ("8 us", "twice_any", *_skips("x * 2"), 0.3),
+    ("60 us", "wide_any", *_skips("torch.sin(x) * x + 1"), 0.6),
+    ("19 us, bound by memory", "doubled_any", *_skips("x * 2"), 0.4),
+    ("19 us, and saves the copying", "doubled_any", model(_WRITES, before=_STACK), model("return x * 2"), 0.12),
 )

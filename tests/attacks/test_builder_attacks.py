@@ -43,6 +43,12 @@ def test_including_a_host_file_shows_nothing_of_it(guarded: ForkServers, tmp_pat
     assert "this_is_the_expected_output" not in caught.value.log
 
 
+@pytest.mark.parametrize("device", ["zero", "urandom"])
+def test_a_device_without_an_end_is_no_file_to_include(guarded: ForkServers, device: str) -> None:
+    with pytest.raises(BuildFailure, match=r"No such file|Permission denied"):
+        compile_act(guarded, "out[0] = 1;", f'#include "/dev/{device}"')
+
+
 def test_a_template_bomb_ends_in_time(guarded: ForkServers) -> None:
     bomb = """
     template <int D, int K> struct T { static const long v = T<D - 1, 2 * K>::v + T<D - 1, 2 * K + 1>::v; };

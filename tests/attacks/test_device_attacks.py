@@ -15,7 +15,7 @@ import device_attacked
 import device_modules
 import pytest
 from device_attacked import device_kernel, find
-from device_modules import CLOCKS, HONEST_MODULE, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS
+from device_modules import CLOCKS, HONEST_MODULE, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS, SKIPPING
 from device_rows import BOMBS, KEPT_SUMS, LAZY, LAZY_NS, PLAIN_SUMS, REFUSED, ROWS, DeviceRow
 from switches import SWITCHES
 
@@ -339,6 +339,28 @@ def test_a_module_takes_as_long_as_its_kernels_whatever_it_does_to_clocks(
     print(f"    {timed.candidate.median_ns / 1e3:.0f} us a call, {evaluation.timing.decision}")
     assert timed.candidate.median_ns > 150_000
     assert evaluation.timing.decision != "faster"
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("row", SKIPPING, ids=[row[0] for row in SKIPPING])
+def test_calls_skipped_while_nobody_fetches_their_answers_win_little(
+    row: tuple[str, str, Candidate, Candidate, float], modules: _Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, target, attack, twin, least = row
+    honest = modules.of(twin, target, timing=True)
+    _show(f"{name}, twin", honest)
+    assert honest.status is Status.PASSED and honest.timing is not None, honest.reason
+    honest_ns = honest.timing.workloads[0].candidate.median_ns
+    evaluation = modules.of(attack, target, timing=True)
+    _show(name, evaluation)
+    if evaluation.timing is not None:
+        print(f"    {evaluation.timing.workloads[0].candidate.median_ns / honest_ns:.2f} of its twin's time")
+        assert evaluation.timing.workloads[0].candidate.median_ns > least * honest_ns
+    for check in ("lag_of", "single_of"):
+        monkeypatch.setattr(sitting, check, lambda *_: 0.0)
+    off = modules.evaluate(attack, target, timing=True)
+    assert off.status is Status.PASSED and off.timing is not None, off.reason
+    assert off.timing.workloads[0].candidate.median_ns < 0.5 * honest_ns
 
 
 @pytest.mark.usefixtures("eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Literal
 import pytest
 from module_targets import EXTENSION, find, model, write_repo
 
+from pytest_cudaforge.evaluation import evaluator as evaluator_module
+from pytest_cudaforge.evaluation import sitting
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.evaluation.novelty import SINGLE_REFUSED_ABOVE, Round, pass_share_ns, single_of
-from pytest_cudaforge.records import Candidate, Evaluation, Status
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
 
 _ANY = ("kernel", "mixed", "library", "rewrite")
 _SECRET = "FORGE_MODULE_TEST_KEY"
@@ -131,10 +134,47 @@ def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path) -> None
     assert evaluation.timing.workloads[0].candidate.median_ns > 2e6
 
 
-def test_calls_skipped_while_nobody_fetches_their_answers() -> None:
-    honest = [Round(1.2e6, 1.1e6)]
-    assert single_of(honest, 0.9e6, pass_share_ns(32 << 20, 8)) < SINGLE_REFUSED_ABOVE
-    assert single_of(honest, 0.01e6, pass_share_ns(32 << 10, 8)) > SINGLE_REFUSED_ABOVE
+#: Host code sees on its own stack whether a call's answer will be fetched, and where it goes then.
+_STACK = """
+    import sys
+    def place():
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "_run_many":
+            frame = frame.f_back
+        at = frame.f_locals if frame is not None else {}
+        return (at["bound"].outputs["out"] if at["i"] >= at["calls"] - at["count"] else None) if at else at
+"""
+_SKIPS = """
+    if place() is None:
+        return x
+    return torch.sin(x) * x + 1
+"""
+
+
+def _open_eager(
+    oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int, *, compiled: bool = True
+) -> sitting.Rotation:
+    """A rotation without torch.compile, which takes seconds and decides nothing here."""
+    found = sitting.open_rotation(oracle, target, workload, frames, compiled=False)
+    return dataclasses.replace(found, compiled=compiled)
+
+
+def test_calls_skipped_while_nobody_fetches_their_answers_win_nothing(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator_module, "open_rotation", _open_eager)
+    target, attack = find(repo, "::waves"), model(_SKIPS, before=_STACK)
+    twin = lenient.evaluate(model("return torch.sin(x) * x + 1"), target)
+    assert twin.status is Status.PASSED, twin.reason
+    evaluation = lenient.evaluate(attack, target)
+    decision = evaluation.timing.decision if evaluation.timing is not None else "none"
+    assert evaluation.status is Status.REJECTED or decision != "faster", evaluation.reason
+    monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
+    monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
+    off = lenient.evaluate(attack, target)
+    assert off.status is Status.PASSED and off.timing is not None, off.reason
+    timed = off.timing.workloads[0]
+    assert timed.candidate.median_ns < 0.7 * timed.eager.median_ns
 
 
 # -- the answer --------------------------------------------------------------------------------------------------
