@@ -53,13 +53,15 @@ SUM_NOISE = 4.0
 class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
-    ``exchanged``: the seed by which a few of their elements changed places since, or None."""
+    ``exchanged``: the seed by which a few of their elements changed places since, or None. ``advanced``: what the
+    reference's forward writes of its state is as a call on the same inputs left it."""
 
     seed: int
     family: str
     weights_seed: int | None
     kept: tuple[str, ...] = ()
     exchanged: int | None = None
+    advanced: bool = False
 
 
 @dataclass
@@ -176,6 +178,8 @@ class Bench:
         self.poison = POISON[0]
         self._zones = _Zones(self.bytes, self.redzones, list(self.regions.values()))
         self._expected: _Expected | None = None
+        #: What the first call of an advanced case left, by state path.
+        self._advanced: dict[str, Tensor] = {}
         self._copy: HostArena | None = None
 
     def snapshot(self) -> HostArena:
@@ -213,6 +217,8 @@ class Bench:
                 target.inputs, self._expected = {}, None
             target.inputs, target.tree = (same.inputs, same.tree) if same else self._draw(case)
         target.case = case
+        if case.advanced:
+            self._advance(target)
         self._write_poison(frame, poison)
         self.set_weights(case)
         self._write_inputs(frame)
@@ -298,8 +304,18 @@ class Bench:
             self._write_inputs(frame)
         self._synchronise()
 
+    def _advance(self, frame: _Frame) -> None:
+        case = frame.case
+        assert case is not None, "a frame has a case before it is filled"
+        self.subject.set_weights(case.weights_seed, case.kept, case.exchanged)
+        _, written, _ = self._reference_run(frame)
+        state = {key.removeprefix("state/"): value for key, value in written.items() if key.startswith("state/")}
+        self._advanced = {path: value for path, value in state.items() if path not in case.kept}
+
     def _set_subject(self, case: Case) -> None:
         self.subject.set_weights(case.weights_seed, case.kept, case.exchanged)
+        if case.advanced:
+            self.subject.put_state(self._advanced)
 
     def set_weights(self, case: Case) -> None:
         """Put the case's weights into the module and the state regions."""

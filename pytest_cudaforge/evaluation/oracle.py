@@ -58,6 +58,8 @@ class TrialCase:
     weights_seed: int | None = None
     #: State paths that stay as constructed whatever the seed: a module candidate has no tensor of that name.
     kept: tuple[str, ...] = ()
+    #: State that forward writes is as the reference's first call left it.
+    advanced: bool = False
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,14 @@ class Subject:
                 exchange_weights(self.module, exchanged, kept)
         self._weights = wanted
 
+    def put_state(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Other values in some of its tensors, until weights are set again."""
+        self._weights = None
+        with torch.no_grad():
+            for path, tensor in self.state().items():
+                if path in values:
+                    tensor.copy_(values[path])
+
     def wide(self) -> Any:
         """The function, or the module as it now is, carried in fp64."""
         module = self.module

@@ -179,6 +179,7 @@ class Verifier:
                 raise self._refusal(failed)
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
+                self._check_second_call(product, run, trials[-1])
                 self._check_one_after_another(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
@@ -223,6 +224,15 @@ class Verifier:
         self._findings.cases.append(case)
         if not case.passed:
             raise self._refusal([case])
+
+    def _check_second_call(self, product: Product, run: _Run, last: Trial) -> None:
+        """Where forward writes its state, from the state that the reference's first call leaves: a counter that is set
+        to one, and what is derived from the state as constructed, is right in a first call only."""
+        if not any(path.startswith("state/") for path in self.oracle.mutates(self.target, product.workload.name)):
+            return
+        case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed, advanced=True)
+        trial = replace(last, name="a second call", case=case, calls_before=0, renewed=False, exchanged=False)
+        self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
 
     def _check_one_after_another(self, product: Product, run: _Run, last: Trial) -> None:
         """New values in two frames, then a call in each without a pause, as a model makes them: a kernel that takes
@@ -446,7 +456,7 @@ class _Run:
     ) -> None:
         self.verifier, self.product, self.layout = verifier, product, layout
         self.bench, self.arena, self.worker, self.slot = bench, arena, worker, slot
-        self._weights: tuple[int | None, bool] | None = None
+        self._weights: tuple[int | None, bool, bool] | None = None
         self._sealed: tuple[int, frozenset[str]] | None = None
 
     def seal(self, written: frozenset[str]) -> None:
@@ -513,7 +523,7 @@ class _Run:
 
     def _prepare(self, trial: Trial) -> None:
         """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""
-        weights = (trial.case.weights_seed, trial.exchanged)
+        weights = (trial.case.weights_seed, trial.exchanged, trial.case.advanced)
         if self.product.traced.prepare is not None and self._weights != weights:
             limit_s = self.verifier.hang_limit_s
             self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)

@@ -48,3 +48,55 @@ def test_a_kernel_that_is_sometimes_wrong_is_refused_and_its_twin_passes(tmp_pat
 def test_without_the_repeats_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "_REPEATS", (1, 1))
     assert _status(tmp_path, "same && same % 7 == 0")[0] is Status.PASSED
+
+
+COUNTED = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(64, 32)])
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += 1
+        return x * 2 + 1
+"""
+COUNTED_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x):
+    y = empty(x.shape, x.dtype)
+    launch("twice", args=(x, module.seen, y, x.numel()))
+    return y
+"""
+COUNTED_KERNEL = """
+void twice(const float* x, long long* seen, float* y, long n) {
+  COUNT;
+  for (long k = 0; k < n; ++k) y[k] = x[k] * 2 + 1;
+}
+"""
+
+
+def _counted(root: Path, count: str) -> tuple[Status, str]:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (root / "layers.py").write_text(COUNTED)
+    files = {"kernel.cpp": COUNTED_KERNEL.replace("COUNT", count), "plan.py": COUNTED_PLAN}
+    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as evaluator:
+        found = evaluator.evaluate(Candidate.of("cpp", files), find(root, "::Counted"), timing=False)
+    return found.status, found.reason
+
+
+def test_state_that_is_right_after_the_first_call_only_is_refused_and_its_twin_passes(tmp_path: Path) -> None:
+    status, reason = _counted(tmp_path / "wrong", "*seen = 1")
+    assert status is Status.INCORRECT_NUMERICAL, reason
+    assert "a second call" in reason and "buffer seen" in reason
+    assert _counted(tmp_path / "right", "++*seen")[0] is Status.PASSED
+
+
+def test_without_the_second_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.Verifier, "_check_second_call", lambda *_: None)
+    assert _counted(tmp_path, "*seen = 1")[0] is Status.PASSED

@@ -390,7 +390,7 @@ def test_a_target_that_writes_its_input_is_timed_too(evaluator: Evaluator, repo:
     assert evaluation.passed, evaluation.reason
 
 
-@pytest.mark.parametrize("spoil", [("", ""), ("(1 - momentum) * mean[c]", "mean[c]")])
+@pytest.mark.parametrize("spoil", [("", ""), ("(1 - momentum) * mean[c]", "mean[c]"), ("++*count", "*count = 1")])
 def test_running_statistics_are_outputs_too(evaluator: Evaluator, rand_repo: Path, spoil: tuple[str, str]) -> None:
     kernel = BATCH_NORM.replace(*spoil) if spoil[0] else BATCH_NORM
     candidate = Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": BATCH_NORM_PLAN})
