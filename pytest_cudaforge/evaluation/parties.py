@@ -196,16 +196,17 @@ def worker_party(
     clock: Clock,
     flush_bytes: int,
     limit_s: float,
-    among: int,
+    among: int | None = None,
     spare_ns: float = 0.0,
     output_bytes: int = 0,
 ) -> Party:
-    """A candidate in its worker over its buffer ``sets``, in turns over the first ``among`` of them; ``spare_ns`` as in
-    SlopeParty, ``output_bytes`` of one call.
+    """A candidate in its worker over its buffer ``sets``, in turns over the first ``among`` of them (None: all);
+    ``spare_ns`` as in SlopeParty, ``output_bytes`` of one call.
 
     By the supervisor's clock it runs while it is timed and at no other time, and the oracle stands still meanwhile: the
     worker comes and stays stopped.
     """
+    turned = among or len(sets)
     if clock == "events":
         return EventParty(
             lambda count, warm: (
@@ -214,7 +215,7 @@ def worker_party(
             lambda calls: worker.time_run(sets, calls, timeout_s=limit_s),
         )
 
-    def run(calls: int, first: int, among: int = among) -> int:
+    def run(calls: int, first: int, among: int = turned) -> int:
         # The worker goes on last and stops first: what a thread left behind computes beside the clock is not timed.
         with oracle.paused():
             worker.cont()
@@ -227,7 +228,7 @@ def worker_party(
         return run(calls, 0, len(sets))
 
     if not isinstance(worker, ModuleWorker):
-        return SlopeParty(run, among, spare_ns=spare_ns, once=once)
+        return SlopeParty(run, turned, spare_ns=spare_ns, once=once)
     # Its answers are copied into the arena at the end of each request, which is no part of a call.
-    fetching_ns = among * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
-    return SlopeParty(run, among, fetched=among, spare_ns=spare_ns + fetching_ns, once=once)
+    fetching_ns = turned * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
+    return SlopeParty(run, turned, fetched=turned, spare_ns=spare_ns + fetching_ns, once=once)
