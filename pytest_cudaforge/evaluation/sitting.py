@@ -210,7 +210,7 @@ class Sitting:
         self.flush_bytes, self.hang_limit_s, self.memory_bytes = flush_bytes, hang_limit_s, memory_bytes
         #: Input sets of a pass over values drawn anew; turns rotate over the rotation's.
         self.sets = rotation.frames
-        if clock == "supervisor":
+        if clock == "supervisor" and self._hosted:
             self.sets = pass_sets(rotation, device, memory_bytes, alone_ns)
         #: The candidate's own kernels' share of the time, measured where the plan has library calls as well.
         self.own_share: float | None = None
@@ -221,6 +221,11 @@ class Sitting:
         self.crowded = False
         #: How many times longer new values take than values seen before; 1.0 within noise.
         self.lag = 1.0
+
+    @property
+    def _hosted(self) -> bool:
+        """Is the host code the candidate's, too? It sees which of its answers are fetched, and when."""
+        return not self.product.traced.main.steps
 
     def measure(self) -> tuple[Block, ...]:
         """Blocks from several fresh workers; outputs of calls chosen afterwards are judged.
@@ -376,6 +381,8 @@ class Sitting:
         if process % 2:
             self._check_touched(table, candidate)
             self._check_families(table, candidate)
+            if not self._hosted:
+                return
         name = self.rotation.parties[0]
         call_ns, baseline_ns = (statistics.median(block.of(party) for block in blocks) for party in ("candidate", name))
 
@@ -472,8 +479,8 @@ class Sitting:
         limit, slack_ns, spare_ns = REFUSED_ABOVE, EVENT_SLACK_NS, 0.0
         if self.clock == "supervisor":
             limit, spare_ns = SINGLE_REFUSED_ABOVE, pass_share_ns(self.sets)
-            # On a CPU what a pass costs besides may be twice as much.
-            slack_ns = SINGLE_SLACK_NS if self.device == "cuda" else spare_ns
+            # On a CPU what a pass costs besides may be twice as much, and grow with it.
+            slack_ns = SINGLE_SLACK_NS if self.device == "cuda" else pass_share_ns(self.rotation.frames)
         doubtful = doubtful_above(limit, slack_ns, call_ns)
 
         slower: list[float] = []
@@ -483,7 +490,7 @@ class Sitting:
             return single_of(found, call_ns * max(1.0, min(slower, default=1.0)), spare_ns)
 
         # A launch plan writes its answers where they are judged; a module's are copied there.
-        if self.clock == "supervisor" and not self.product.traced.main.steps and times(rounds) > doubtful:
+        if self.clock == "supervisor" and self._hosted and times(rounds) > doubtful:
             fetching_ns, writing_ns = self._fetching_ns(trusted_ns)
             spare_ns += fetching_ns
             # Host code that finds where an answer is copied to may write it there at once, and save the copying.
