@@ -455,7 +455,10 @@ class Attempt:
             raise Refusal(Status.REJECTED, f"{product.workload.name}: the clock gave no usable block")
         self._foreign = max(self._foreign, max(block.foreign for block in blocks))
         bound_ns = host.roofline_ns(product.workload, self.facts.precision, rotation.frames)
-        placement_ns = statistics.GPU_PLACEMENT_NS if host.kind == "cuda" else 0.0
+        placement_ns = 0.0
+        if host.kind == "cuda":
+            capped = self.clock == "supervisor" and sitting.watch is not None and sitting.watch.capped
+            placement_ns = statistics.gpu_placement_ns(blocks[0].of("candidate"), capped)
         summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns, placement_ns)
         summary = replace(summary, host=sitting.host)
         summary = replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary

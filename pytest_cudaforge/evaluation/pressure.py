@@ -82,10 +82,15 @@ class DeviceWatch:
         return 1.0
 
     @property
+    def capped(self) -> bool:
+        """Was the device at its power limit most of the time?"""
+        return self._capped > self._readings / 2
+
+    @property
     def notes(self) -> list[str]:
         """What was seen, in words."""
         found = [f"blocks were left out: {cause}" for cause in list(self._causes)[:3]]
-        if self._capped > self._readings / 2:
+        if self.capped:
             found.append("the device ran at its power limit")
         return found
 

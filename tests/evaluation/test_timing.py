@@ -17,6 +17,7 @@ from pytest_cudaforge.evaluation.timing import (
     decide,
     disturbed,
     faster_baseline,
+    gpu_placement_ns,
     narrow_enough,
     quiet_blocks,
     ratio_of,
@@ -103,6 +104,19 @@ def test_what_two_processes_cannot_show_widens_the_interval() -> None:
             called[placement_ns] += decide(ratio_of(blocks, "eager", placement_ns=placement_ns)) in ("faster", "slower")
     assert called[0.0] >= 5
     assert called[120.0] == 0
+
+
+def test_at_the_power_limit_a_few_per_cent_are_no_difference() -> None:
+    """As on an H200: the same product in two processes, 5 % apart in most blocks."""
+    chance = random.Random(3)
+    blocks = [
+        Block(p, (("candidate", 1.48e6 * math.exp(chance.gauss(0, 0.02))), ("eager", 1.56e6)))
+        for p in (0, 1)
+        for _ in range(22)
+    ]
+    assert decide(ratio_of(blocks, "eager", placement_ns=gpu_placement_ns(1.48e6, False))) == "faster"
+    assert decide(ratio_of(blocks, "eager", placement_ns=gpu_placement_ns(1.48e6, True))) == "inconclusive"
+    assert gpu_placement_ns(5e3, True) == gpu_placement_ns(5e3, False) == 120.0
 
 
 def test_no_blocks_are_an_error() -> None:

@@ -85,7 +85,7 @@ def test_the_power_limit_is_told_and_no_more() -> None:
     watch = DeviceWatch(Played([QUIET, capped, capped]))
     watch.load()
     assert [watch.look() for _ in range(2)] == [0.0, 0.0]
-    assert watch.notes == ["the device ran at its power limit"]
+    assert watch.capped and watch.notes == ["the device ran at its power limit"]
 
 
 def test_children_of_children_are_ours() -> None:
