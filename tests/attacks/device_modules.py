@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from device_rows import DeviceRow
-from module_targets import model
+from module_targets import STACK, model
 
 from pytest_cudaforge.records import Candidate, Status
 
@@ -382,16 +382,6 @@ CLOCKS: tuple[tuple[str, Candidate], ...] = (
     ("leave a kernel running beside the baselines", model("return x * 2", before=_LEFT_BEHIND)),
 )
 
-#: Host code sees on its own stack whether a call's answer will be fetched, and where it goes then.
-_STACK = """
-import sys
-def place():
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_run_many":
-        frame = frame.f_back
-    at = frame.f_locals if frame is not None else {}
-    return (at["bound"].outputs["out"] if at["i"] >= at["calls"] - at["count"] else None) if at else at
-"""
 _SKIPS = "return x if place() is None else RESULT"
 _WRITES = """
 where = place()
@@ -402,7 +392,7 @@ return torch.mul(x, 2, out=where) if isinstance(where, torch.Tensor) else x * 2
 
 
 def _skips(result: str) -> tuple[Candidate, Candidate]:
-    return model(_SKIPS.replace("RESULT", result), before=_STACK), model(f"return {result}")
+    return model(_SKIPS.replace("RESULT", result), before=STACK), model(f"return {result}")
 
 
 #: Timed: (name, target, attack, twin, least). It works where its answer is fetched, and rests in all other calls; if it
@@ -412,5 +402,5 @@ SKIPPING: tuple[tuple[str, str, Candidate, Candidate, float], ...] = (
     ("8 us", "twice_any", *_skips("x * 2"), 0.3),
     ("60 us", "wide_any", *_skips("torch.sin(x) * x + 1"), 0.6),
     ("19 us, bound by memory", "doubled_any", *_skips("x * 2"), 0.4),
-    ("19 us, and saves the copying", "doubled_any", model(_WRITES, before=_STACK), model("return x * 2"), 0.12),
+    ("19 us, and saves the copying", "doubled_any", model(_WRITES, before=STACK), model("return x * 2"), 0.12),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from module_targets import EXTENSION, find, model, write_repo
+from module_targets import EXTENSION, STACK, find, model, write_repo
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
 from pytest_cudaforge.evaluation import sitting
@@ -134,16 +134,6 @@ def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path) -> None
     assert evaluation.timing.workloads[0].candidate.median_ns > 2e6
 
 
-#: Host code sees on its own stack whether a call's answer will be fetched, and where it goes then.
-_STACK = """
-    import sys
-    def place():
-        frame = sys._getframe()
-        while frame is not None and frame.f_code.co_name != "_run_many":
-            frame = frame.f_back
-        at = frame.f_locals if frame is not None else {}
-        return (at["bound"].outputs["out"] if at["i"] >= at["calls"] - at["count"] else None) if at else at
-"""
 _SKIPS = """
     if place() is None:
         return x
@@ -163,7 +153,7 @@ def test_calls_skipped_while_nobody_fetches_their_answers_win_nothing(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluator_module, "open_rotation", _open_eager)
-    target, attack = find(repo, "::waves"), model(_SKIPS, before=_STACK)
+    target, attack = find(repo, "::waves"), model(_SKIPS, before=STACK)
     twin = lenient.evaluate(model("return torch.sin(x) * x + 1"), target)
     assert twin.status is Status.PASSED, twin.reason
     evaluation = lenient.evaluate(attack, target)
