@@ -218,8 +218,12 @@ def _usable(race: Race) -> tuple[Block, ...]:
     return comparison.usable([Block(block.process, block.ns, block.foreign) for block in race.blocks], race.clock)
 
 
+def _known(race: Race, thresholds: Thresholds) -> Placement:
+    return thresholds.known.at_power_limit(race.clock) if race.capped else thresholds.known
+
+
 def _against_base(race: Race, blocks: Sequence[Block], thresholds: Thresholds) -> Finding:
-    slowdown, processes = comparison.compare(blocks, "candidate", "base", race.clock, thresholds.known)
+    slowdown, processes = comparison.compare(blocks, "candidate", "base", race.clock, _known(race, thresholds))
     candidate_ns, base_ns = (comparison.typical_ns(blocks, party, race.clock) for party in ("candidate", "base"))
     finding = Finding(
         question="base",
@@ -240,7 +244,7 @@ def _against_reference(
     race: Race, blocks: Sequence[Block], question: Question, promises: Promises, thresholds: Thresholds
 ) -> Finding:
     """Slower than promised, beyond the margin? Slower than the reference itself? The worse answer is the finding."""
-    speedup, processes = comparison.compare(blocks, question, "candidate", race.clock, thresholds.known)
+    speedup, processes = comparison.compare(blocks, question, "candidate", race.clock, _known(race, thresholds))
     candidate_ns, reference_ns = (comparison.typical_ns(blocks, party, race.clock) for party in ("candidate", question))
     promised = None if promises.incomparable else promises.of_question(question)
     expected_ns = reference_ns / (promised if promised is not None else 1.0)

@@ -319,7 +319,8 @@ class Race:
     ``blocks`` are raw: disturbed ones (see ``TimedBlock.foreign``) are among them, and a question that was settled
     early has fewer than another, so a block need not hold every party.
     ``what``: "forward", or "backward" for a call with its gradients. ``disturbed``: why nothing may be decided from it;
-    "" where it was calm. ``notes``: why there is no base, or no compiled reference. ``seconds``: of wall time, builds
+    "" where it was calm. ``capped``: a GPU ran at its power limit. ``notes``: why there is no
+    base, or no compiled reference. ``seconds``: of wall time, builds
     included; ``spent``: where they went, by phase.
     """
 
@@ -331,6 +332,7 @@ class Race:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     spent: tuple[tuple[str, float], ...] = ()
+    capped: bool = False
 
 
 @dataclass(frozen=True)

@@ -457,8 +457,8 @@ class Attempt:
         bound_ns = host.roofline_ns(product.workload, self.facts.precision, rotation.frames)
         placement_ns = 0.0
         if host.kind == "cuda":
-            capped = self.clock == "supervisor" and sitting.watch is not None and sitting.watch.capped
-            placement_ns = statistics.gpu_placement_ns(blocks[0].of("candidate"), capped)
+            capped = sitting.watch is not None and sitting.watch.capped
+            placement_ns = statistics.gpu_placement_ns(blocks[0].of("candidate"), self.clock, capped)
         summary = summarise(rotation, blocks, len(product.traced.main.launches), bound_ns, placement_ns)
         summary = replace(summary, host=sitting.host)
         summary = replace(summary, blocks=kept_blocks(blocks)) if host.settings.keep_blocks else summary
@@ -481,14 +481,15 @@ class Attempt:
             diary.notes.append(f"no compiled reference: {rotation.compile_note}")
         rotation = replace(rotation, parties=tuple(p for p in rotation.parties if p in references))
         try:
-            blocks, disturbed = self._raced(entrant, base, rotation, pace, diary)
+            blocks, contest = self._raced(entrant, base, rotation, pace, diary)
         finally:
             host.release(known, workload)
         return Race(
             workload=workload.name,
             clock=self.clock,
             blocks=kept_blocks(blocks),
-            disturbed=disturbed,
+            disturbed=contest.disturbance if blocks else "the clock gave no usable block",
+            capped=contest.capped,
             notes=tuple(dict.fromkeys(diary.notes)),
             seconds=round(diary.seconds, 3),
             spent=diary.told,
@@ -516,8 +517,8 @@ class Attempt:
 
     def _raced(
         self, entrant: Incumbent, base: Incumbent | None, rotation: Rotation, pace: RacePace, diary: Diary
-    ) -> tuple[tuple[statistics.Block, ...], str]:
-        """Blocks of the sitting, and why they say nothing. One that was disturbed is held again at a quieter moment."""
+    ) -> tuple[tuple[statistics.Block, ...], Contest]:
+        """Blocks of the sitting, and the sitting. One that was disturbed is held again at a quieter moment."""
         host = self.evaluator
         for attempt in range(2):
             contest = self._contest(entrant, base, rotation, pace, diary)
@@ -534,7 +535,7 @@ class Attempt:
             with diary.phase("waiting for quiet"):
                 wait_for_quiet(_QUIET_WAIT_S, statistics.FOREIGN, host.load)
         diary.notes += contest.watch.notes if contest.watch is not None else ()
-        return blocks, contest.disturbance if blocks else "the clock gave no usable block"
+        return blocks, contest
 
     def _contest(
         self, entrant: Incumbent, base: Incumbent | None, rotation: Rotation, pace: RacePace, diary: Diary

@@ -25,10 +25,10 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_cudaforge.distributions import student_t
-from pytest_cudaforge.evaluation.timing import Block, quiet_blocks, steady_blocks
+from pytest_cudaforge.evaluation.timing import CAPPED_PLACEMENT, IN_ONE_PROCESS, Block, quiet_blocks, steady_blocks
 from pytest_cudaforge.records import Ratio
 
 __all__ = ["Placement", "compare", "process_values", "usable"]
@@ -41,8 +41,6 @@ TYPICAL = 0.25
 RESAMPLES = 200
 #: Variance of a median over that of a mean, of normal values.
 _MEDIAN_VARIANCE = math.pi / 2.0
-#: Their process is the oracle's, one and the same all along.
-_IN_ONE_PROCESS = ("eager", "compile")
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,10 @@ class Placement:
     def usual(cls, kind: str) -> Placement:
         """Of a runner of ``kind`` ("cpu", "cuda") that nobody calibrated."""
         return cls() if kind == "cuda" else cls(ns=120.0, share=0.01)
+
+    def at_power_limit(self, clock: str) -> Placement:
+        """On a GPU that ran at its power limit (see ``timing.CAPPED_PLACEMENT``)."""
+        return replace(self, share=max(self.share, CAPPED_PLACEMENT[clock]))
 
     def variance(self, call_ns: float) -> float:
         """Of the logarithm of a call of ``call_ns``."""
@@ -81,7 +83,7 @@ def compare(blocks: Sequence[Block], over: str, under: str, clock: str, placemen
     shared, placed = 0.0, 0.0
     for party in (over, under):
         variance = placement.variance(typical_ns(blocks, party, clock))
-        if party in _IN_ONE_PROCESS:
+        if party in IN_ONE_PROCESS:
             # No number of workers averages it out.
             shared += variance
         else:

@@ -6,6 +6,10 @@ The spin is bounded in time: one that waited for the host would deadlock once th
 
 Reading leaves clean lines in the L2. After the overwriting alone they are modified, and every line that the call brings
 in has to wait for one to be written back: time that is not the call's (tests/benchmarks/cold_clock.py shows how much).
+
+A process has its own page tables, and its own places for code and events. What they add to a cold call is some 100 ns
+more or less than in the next process, and much of it is the same for every kernel of the process: a *probe* shows it, a
+kernel of ours that does nothing but wait for memory twice (tests/benchmarks/placement.py).
 """
 
 from __future__ import annotations
@@ -69,9 +73,32 @@ next:
 done:
     ret;
 }
+.visible .entry cudaforge_probe(.param .u64 place)
+{
+    .reg .u64 %at, %to, %step;
+    .reg .u32 %block, %thread, %line, %a, %b, %c, %d;
+    ld.param.u64 %at, [place];
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %thread, %tid.x;
+    mul.wide.u32 %step, %block, 4096;
+    add.u64 %at, %at, %step;
+    add.u64 %to, %at, 1048576;
+    ld.volatile.global.v4.u32 {%a, %b, %c, %d}, [%at];
+    and.b32 %line, %a, 16;
+    cvt.u64.u32 %step, %line;
+    add.u64 %at, %at, %step;
+    ld.volatile.global.v4.u32 {%a, %b, %c, %d}, [%at+2048];
+    mul.wide.u32 %step, %thread, 16;
+    add.u64 %to, %to, %step;
+    st.volatile.global.v4.u32 [%to], {%a, %b, %c, %d};
+    ret;
+}
 """
 #: The reading kernel's grid: enough to use the whole memory of any GPU.
 _READ_BLOCKS, _READ_THREADS = 2048, 256
+#: The probe's grid, and in how many places of 2 MB it works by turns: where memory lies is a part of what it shows.
+_PROBE_BLOCKS, _PROBE_THREADS = 64, 32
+_PROBE_PLACES, _PROBE_BYTES = 8, 2 << 20
 _FIRST_SPIN_NS = 20_000
 _MAX_SPIN_NS = 20_000_000
 _STREAM = 0
@@ -96,21 +123,28 @@ class EventClock:
         self._region = (ctypes.c_uint64 * 2)()
         at = ctypes.addressof(self._region)
         self._region_params = (ctypes.c_void_p * 2)(at, at + ctypes.sizeof(ctypes.c_uint64))
+        self._probes: list[_Probe] = []
 
     def synchronize(self) -> None:
         """Wait for everything on the device; the place where a kernel's fault shows, by its CUDA name."""
         checked(self._driver.cuCtxSynchronize(), _RUNNING)
 
-    def sample(self, bounds: Sequence[Bound], samples: int, flush_bytes: int, *, warm: bool = True) -> list[int]:
+    def sample(
+        self, bounds: Sequence[Bound], samples: int, flush_bytes: int, *, warm: bool = True, probed: bool = False
+    ) -> list[int]:
         """``samples`` times in ns, rotating over ``bounds``; then the largest lateness in ns and the exposed count.
 
-        ``warm``: run each of ``bounds`` once before, untimed.
+        ``warm``: run each of ``bounds`` once before, untimed. ``probed``: as many times of the probe follow, one taken
+        after each of the others.
         """
         self._provide_flush(flush_bytes)
+        if probed and not self._probes:
+            self._probes = self._made_probes()
         for bound in bounds if warm else ():
             bound.run()
         self.synchronize()
         times_ns: list[int] = []
+        probe_ns: list[int] = []
         late_ns = exposed = 0
         for index in range(samples):
             taken_ns, late, hidden = self._one(bounds[index % len(bounds)])
@@ -120,7 +154,9 @@ class EventClock:
             times_ns.append(taken_ns)
             late_ns = max(late_ns, late)
             exposed += not hidden
-        return [*times_ns, late_ns, exposed]
+            if probed:
+                probe_ns.append(self._one(self._probes[index % _PROBE_PLACES])[0])
+        return [*times_ns, late_ns, exposed, *probe_ns]
 
     def around(self, bounds: Sequence[Bound], calls: int) -> int:
         """ns from the first to the last of ``calls`` calls one after another, rotating over ``bounds``: host time that
@@ -134,7 +170,17 @@ class EventClock:
         elapsed_ms = float(checked(self._driver.cuEventElapsedTime(self._start, self._end), "reading the events"))
         return max(round(elapsed_ms * 1e6), 0)
 
-    def _one(self, bound: Bound) -> tuple[int, int, bool]:
+    def _made_probes(self) -> list[_Probe]:
+        function = checked(self._driver.cuModuleGetFunction(self._module, b"cudaforge_probe"), "the probe")
+        probes = []
+        for _ in range(_PROBE_PLACES):
+            place = checked(self._driver.cuMemAlloc(_PROBE_BYTES), f"{_PROBE_BYTES} bytes for the probe")
+            checked(self._driver.cuMemsetD32(place, 0, _PROBE_BYTES // 4), "clearing the probe's memory")
+            probes.append(_Probe(self._driver, function, int(place)))
+            probes[-1].run()
+        return probes
+
+    def _one(self, bound: Bound | _Probe) -> tuple[int, int, bool]:
         """Device ns, ns that a device-wide wait still took after the end event, whether the host was hidden."""
         driver = self._driver
         self._queue_flush()
@@ -187,3 +233,19 @@ class EventClock:
             self._flush = checked(self._driver.cuMemAlloc(nbytes), f"{nbytes} bytes of flush memory")
             self._flush_bytes = nbytes
             self._region[0], self._region[1] = int(self._flush), nbytes // 16
+
+
+class _Probe:
+    """The probe at one place in memory, to be run like a bound program."""
+
+    def __init__(self, driver: Any, function: Any, place: int) -> None:
+        self._driver, self._function = driver, function
+        self._place = ctypes.c_uint64(place)
+        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._place))
+
+    def run(self) -> None:
+        address = ctypes.addressof(self._params)
+        launched = self._driver.cuLaunchKernel(
+            self._function, _PROBE_BLOCKS, 1, 1, _PROBE_THREADS, 1, 1, 0, _STREAM, address, 0
+        )
+        checked(launched, "launching the probe")

@@ -259,8 +259,8 @@ class _Oracle:
     def do_write_many(self, rotation: int, calls: int) -> Any:
         self.rotations[rotation].write_many(calls)
 
-    def do_time_events(self, rotation: int, party: str, samples: int, flush_bytes: int) -> Any:
-        return self.rotations[rotation].time_events(party, samples, flush_bytes)
+    def do_time_events(self, rotation: int, party: str, samples: int, flush_bytes: int, probed: bool = False) -> Any:
+        return self.rotations[rotation].time_events(party, samples, flush_bytes, probed=probed)
 
     def do_end_rotation(self, rotation: int) -> Any:
         self.rotations.pop(rotation, None)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
-from pytest_cudaforge.evaluation.timing import slope_ns
+from pytest_cudaforge.evaluation.timing import PROBED_BELOW_NS, Turned, slope_ns, typical_ns
 from pytest_cudaforge.evaluation.worker import Worker
 
-__all__ = ["Clock", "EventParty", "Party", "SlopeParty", "baseline_party", "worker_party"]
+__all__ = [
+    "Clock",
+    "EventParty",
+    "EventTimes",
+    "Party",
+    "SlopeParty",
+    "baseline_party",
+    "request_ns",
+    "rough_call_ns",
+    "turn_of",
+    "worker_party",
+]
 
 #: Whose clock decides: device events, or the supervisor's by slope (native host code, whose worker is not believed).
 Clock = Literal["events", "supervisor"]
@@ -34,15 +46,22 @@ class Party(Protocol):
     """Something that can be timed. ``turn`` gives ns per call; it makes ``least`` calls or more, over the buffer sets
     in order. ``calls`` is how many the last turn made at once. ``once`` gives ns per call of exactly ``calls`` calls,
     from the first set on and without a warm-up, whatever they cost. ``measure`` is a turn of so many calls: two parties
-    that shall not be told apart make equally many."""
+    that shall not be told apart make equally many. ``probe_ns`` is what the clock's probe took in the last turn, None
+    where it has none."""
 
     calls: int
+    probe_ns: float | None
 
     def turn(self, slice_ns: float, least: int = 1) -> float: ...
 
     def once(self, calls: int) -> float: ...
 
     def measure(self, calls: int) -> float: ...
+
+
+def turn_of(name: str, party: Party, ns: float) -> Turned:
+    """``party``'s last turn, which took ``ns`` per call."""
+    return Turned(name, ns, party.probe_ns)
 
 
 class SlopeParty:
@@ -71,6 +90,7 @@ class SlopeParty:
         self._fetched, self._spare_ns = fetched, spare_ns
         self._per_call_ns = 0.0
         self.calls = 0
+        self.probe_ns: float | None = None
 
     def turn(self, slice_ns: float, least: int = 1) -> float:
         if not self._per_call_ns:
@@ -124,34 +144,46 @@ class SlopeParty:
             calls *= 4
 
 
+@dataclass(frozen=True)
+class EventTimes:
+    """Device ns of calls, and of the clock's probe after each where it was asked for."""
+
+    ns: Sequence[int]
+    probe_ns: Sequence[int] = ()
+
+
 class EventParty:
-    """Timed by device events: ``sample(count, warm)`` returns that many times in ns; a turn is their median.
+    """Timed by device events: ``sample(count, warm, probed)`` returns that many times; a turn is what is typical of
+    them. Short calls are probed.
 
     ``both(calls)``: ns of so many calls one after another by the supervisor's clock, and by device events.
     """
 
     def __init__(
         self,
-        sample: Callable[[int, bool], Sequence[int]],
+        sample: Callable[[int, bool, bool], EventTimes],
         both: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
         self._sample, self._both = sample, both
         self._per_call_ns = 0.0
         self.calls = 0
+        self.probe_ns: float | None = None
 
     def turn(self, slice_ns: float, least: int = 1) -> float:
         if not self._per_call_ns:
-            self._per_call_ns = float(sorted(self._sample(3, True))[1])
+            self._per_call_ns = float(sorted(self._sample(3, True, False).ns)[1])
         value = self.measure(max(3, least, min(15, int(slice_ns / max(self._per_call_ns, 1.0)))))
         self._per_call_ns = max(value, 1.0)
         return value
 
     def once(self, calls: int) -> float:
-        return float(statistics.median(self._sample(calls, False)))
+        return float(statistics.median(self._sample(calls, False, False).ns))
 
     def measure(self, calls: int) -> float:
         self.calls = calls
-        return float(statistics.median(self._sample(calls, True)))
+        found = self._sample(calls, True, self._per_call_ns < PROBED_BELOW_NS)
+        self.probe_ns = typical_ns(found.probe_ns) if found.probe_ns else None
+        return typical_ns(found.ns)
 
     def by_both_clocks(self, slice_ns: float) -> tuple[float, float] | None:
         """ns per call by the supervisor's slope and by device events, over the very same calls; None where only the
@@ -170,11 +202,14 @@ def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clo
     """Eager or compiled reference, in the oracle's process over its ``rotation``; on the CPU every worker is stopped
     while it runs."""
     if clock == "events":
-        return EventParty(
-            lambda count, warm: oracle.request(
-                "time_events", rotation=rotation, party=name, samples=count, flush_bytes=flush_bytes
+
+        def sample(count: int, warm: bool, probed: bool) -> EventTimes:
+            found = oracle.request(
+                "time_events", rotation=rotation, party=name, samples=count, flush_bytes=flush_bytes, probed=probed
             )
-        )
+            return EventTimes(*found)
+
+        return EventParty(sample)
 
     def run(calls: int, first: int) -> int:
         # The rotation itself goes on where it ended.
@@ -186,6 +221,12 @@ def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clo
 def request_ns(oracle: OracleClient, rotation: int, name: str) -> float:
     """What a request without any call takes, by the fastest of a few: code that no candidate has touched."""
     return min(oracle.timed_request("run_many", rotation=rotation, party=name, calls=0) for _ in range(_REQUESTS))
+
+
+def rough_call_ns(oracle: OracleClient, rotation: int, name: str, calls: int) -> float:
+    """A call of a reference, by the fastest of a few requests of so many: to reckon with, not to decide from."""
+    taken = [oracle.timed_request("run_many", rotation=rotation, party=name, calls=calls) for _ in range(_REQUESTS)]
+    return min(taken) / calls
 
 
 def worker_party(
@@ -206,16 +247,18 @@ def worker_party(
     By the supervisor's clock it runs while it is timed and at no other time, and the oracle stands still meanwhile: the
     worker comes and stays stopped.
     """
-    turned = among or len(sets)
+    rotated = among or len(sets)
     if clock == "events":
-        return EventParty(
-            lambda count, warm: (
-                worker.time_events(sets, count, flush_bytes=flush_bytes, timeout_s=limit_s, warm=warm).ns
-            ),
-            lambda calls: worker.time_run(sets, calls, timeout_s=limit_s),
-        )
 
-    def run(calls: int, first: int, among: int = turned) -> int:
+        def sample(count: int, warm: bool, probed: bool) -> EventTimes:
+            found = worker.time_events(
+                sets, count, flush_bytes=flush_bytes, timeout_s=limit_s, warm=warm, probed=probed
+            )
+            return EventTimes(found.ns, found.probe_ns)
+
+        return EventParty(sample, lambda calls: worker.time_run(sets, calls, timeout_s=limit_s))
+
+    def run(calls: int, first: int, among: int = rotated) -> int:
         # The worker goes on last and stops first: what a thread left behind computes beside the clock is not timed.
         with oracle.paused():
             worker.cont()
@@ -228,7 +271,7 @@ def worker_party(
         return run(calls, 0, len(sets))
 
     if not isinstance(worker, ModuleWorker):
-        return SlopeParty(run, turned, spare_ns=spare_ns, once=once)
+        return SlopeParty(run, rotated, spare_ns=spare_ns, once=once)
     # Its answers are copied into the arena at the end of each request, which is no part of a call.
-    fetching_ns = turned * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
-    return SlopeParty(run, turned, fetched=turned, spare_ns=spare_ns + fetching_ns, once=once)
+    fetching_ns = rotated * (_FETCH_NS + output_bytes * _FETCH_NS_PER_BYTE)
+    return SlopeParty(run, rotated, fetched=rotated, spare_ns=spare_ns + fetching_ns, once=once)

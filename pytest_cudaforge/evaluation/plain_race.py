@@ -20,7 +20,15 @@ from typing import Any, TypeVar
 
 from pytest_cudaforge.errors import ConfigError, DeviceError, OracleError, TargetError
 from pytest_cudaforge.evaluation.oracle import NO_ROOM, OracleClient
-from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, SlopeParty, request_ns
+from pytest_cudaforge.evaluation.parties import (
+    Clock,
+    EventParty,
+    EventTimes,
+    Party,
+    SlopeParty,
+    request_ns,
+    turn_of,
+)
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad
 from pytest_cudaforge.evaluation.priority import favoured
 from pytest_cudaforge.evaluation.race import Diary, RacePace, Turn, block_order, quiet, quiet_block, settled
@@ -326,9 +334,10 @@ class PlainRace:
 
     def _event_block(self, number: int, parties: Mapping[str, Party], calls: int, deadline: float) -> Block | None:
         load = self._watch.load() if self._watch is not None else None
-        measured = [(name, parties[name].measure(calls)) for name in block_order((), True, bool(number % 2))]
+        order = block_order((), True, bool(number % 2))
+        taken = [turn_of(name, parties[name], parties[name].measure(calls)) for name in order]
         share = load.share() if load is not None else 0.0
-        return block_of(0, sorted(measured, key=lambda pair: pair[0] != _HEAD), share)
+        return block_of(0, sorted(taken, key=lambda turn: turn.party != _HEAD), share)
 
     def _quiet_block(self, number: int, parties: Mapping[str, Party], calls: int, deadline: float) -> Block | None:
         """As in a race of kernels: turns of each until enough of them had the machine to themselves."""
@@ -348,7 +357,11 @@ class PlainRace:
         args: dict[str, Any] = {"rotation": rotation, "party": _PARTY}
         if self.clock == "events":
             args["flush_bytes"] = self._flush_bytes
-            return EventParty(lambda count, warm: ask(lambda: own.request("time_events", samples=count, **args)))
+
+            def sample(count: int, warm: bool, probed: bool) -> EventTimes:
+                return EventTimes(*ask(lambda: own.request("time_events", samples=count, probed=probed, **args)))
+
+            return EventParty(sample)
 
         def run(calls: int, first: int) -> int:
             # The rotation itself goes on where it ended.
@@ -373,6 +386,7 @@ class PlainRace:
             blocks=kept_blocks(case.blocks) if not case.incomparable else (),
             what="backward" if case.backward else "forward",
             disturbed=disturbed,
+            capped=self._watch is not None and self._watch.capped,
             notes=tuple(dict.fromkeys(notes)),
             seconds=round(sum(seconds for _, seconds in spent), 3),
             spent=spent,

@@ -13,18 +13,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation import comparison
 from pytest_cudaforge.evaluation.cases import call_layout
-from pytest_cudaforge.evaluation.parties import Clock, Party, request_ns
+from pytest_cudaforge.evaluation.parties import Clock, Party, request_ns, rough_call_ns, turn_of
 from pytest_cudaforge.evaluation.pressure import CoreUsers, ForeignLoad
 from pytest_cudaforge.evaluation.priority import favoured
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.evaluation.sitting import Incumbent, Pace, Sitting, Table
+from pytest_cudaforge.evaluation.sitting import Incumbent, Pace, Sitting, Table, pass_sets
 from pytest_cudaforge.evaluation.timing import (
     FOREIGN,
     Block,
@@ -188,6 +187,7 @@ class _BaseParty:
     def __init__(self, party: Party) -> None:
         self._party = party
         self.calls = 0
+        self.probe_ns: float | None = None
 
     def turn(self, slice_ns: float, least: int = 1) -> float:
         value = _base_s(lambda: self._party.turn(slice_ns, least))
@@ -198,7 +198,9 @@ class _BaseParty:
         return _base_s(lambda: self._party.once(calls))
 
     def measure(self, calls: int) -> float:
-        return _base_s(lambda: self._party.measure(calls))
+        value = _base_s(lambda: self._party.measure(calls))
+        self.probe_ns = self._party.probe_ns
+        return value
 
 
 def _base_s(action: Callable[[], _Result]) -> _Result:
@@ -218,8 +220,8 @@ class Contest(Sitting):
     pace: RacePace
 
     def __init__(self, *args: Any, diary: Diary, memory_bytes: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._diary, self._memory_bytes = diary, memory_bytes
+        super().__init__(*args, memory_bytes=memory_bytes, **options)
+        self._diary = diary
         #: Every turn of the process at hand, by party.
         self._usual: dict[str, list[float]] = {}
         #: How many calls a turn of each party makes, by what was found so far.
@@ -232,6 +234,9 @@ class Contest(Sitting):
         name = self.product.workload.name
         if self.clock == "supervisor":
             self._spare_ns = request_ns(self.oracle, self.rotation.number, "eager")
+            if self._hosted and self.rotation.parties:
+                trusted_ns = rough_call_ns(self.oracle, self.rotation.number, "eager", self.rotation.frames)
+                self.sets = pass_sets(self.rotation, self.device, self.memory_bytes, trusted_ns)
         blocks: list[Block] = []
         users = CoreUsers() if self.device == "cpu" else None
         try:
@@ -255,6 +260,11 @@ class Contest(Sitting):
         return len(usable) >= self.pace.fewest and settled(blocks, self.clock, self.device)
 
     @property
+    def capped(self) -> bool:
+        """Did a GPU run at its power limit?"""
+        return self.watch is not None and self.watch.capped
+
+    @property
     def disturbance(self) -> str:
         """Why nothing may be decided from what was measured; "" where it was calm."""
         if not self.crowded:
@@ -274,15 +284,15 @@ class Contest(Sitting):
                 return stack.enter_context(self._table(self.product, self.worker_of)), None
         plans = (self.product.traced, other.product.traced)
         prepared = any(traced.prepare is not None for traced in plans)
-        layouts = [call_layout(traced, frames=self.rotation.frames) for traced in plans]
+        layouts = [call_layout(traced, frames=self.sets) for traced in plans]
         if not prepared and layouts[0] == layouts[1]:
             with self._diary.phase("arenas"):
                 table = stack.enter_context(self._table(self.product, self.worker_of))
             return table, replace(table, product=other.product, worker_of=other.worker_of)
         both_bytes = sum(int(layout.data["nbytes"]) for layout in layouts)
-        if both_bytes > _MEMORY_SHARE * self._memory_bytes:
+        if both_bytes > _MEMORY_SHARE * self.memory_bytes:
             what = f"its buffers and the candidate's take {both_bytes / 1e9:.1f} GB"
-            raise BaseFailed(f"{what}, of {self._memory_bytes / 1e9:.1f} GB that the device has")
+            raise BaseFailed(f"{what}, of {self.memory_bytes / 1e9:.1f} GB that the device has")
         if both_bytes > _REDRAWN_BYTES[self.device]:
             return self._two_tables(stack, other, turned=False)
         return None
@@ -337,11 +347,7 @@ class Contest(Sitting):
     ) -> dict[str, Party]:
         """A fresh worker for each, both started at once; ``turned``: the base's is asked for first."""
         seats = [("candidate", table), *([("base", beside)] if beside is not None else [])]
-        seats = seats[::-1] if turned else seats
-        # Whatever becomes of the one, the other is closed, too.
-        own = {name: stack.enter_context(contextlib.ExitStack()) for name, _ in seats}
-        with ThreadPoolExecutor(len(seats)) as pool:
-            started = {name: pool.submit(own[name].enter_context, self._seated(place)) for name, place in seats}
+        started = self._seat_all(stack, dict(seats[::-1] if turned else seats))
         parties: dict[str, Party] = {"candidate": started["candidate"].result()}
         if "base" in started:
             parties["base"] = _BaseParty(_base_s(started["base"].result))
@@ -358,11 +364,11 @@ class Contest(Sitting):
             else:
                 order = block_order(self.rotation.parties, "base" in parties, bool((count + process) % 2))
                 load = self._load()
-                measured = [(name, parties[name].measure(calls[name])) for name in order]
+                taken = [turn_of(name, parties[name], parties[name].measure(calls[name])) for name in order]
                 foreign = load.share() if load is not None else 0.0
-                block = block_of(process, sorted(measured, key=lambda pair: _PARTIES.index(pair[0])), foreign)
-                for name, ns in measured:
-                    self._usual.setdefault(name, []).append(ns)
+                block = block_of(process, sorted(taken, key=lambda turn: _PARTIES.index(turn.party)), foreign)
+                for turn in taken:
+                    self._usual.setdefault(turn.party, []).append(turn.ns)
             blocks += [block] if block is not None else []
             if count + 1 >= self.pace.min_blocks and time.monotonic() > deadline:
                 break

@@ -101,16 +101,18 @@ class Rotation:
         with precision_flags(self.subject.options.precision), torch.no_grad():
             return function(*args, **kwargs)
 
-    def time_events(self, party: str, samples: int, flush_bytes: int) -> list[int]:
-        """CUDA only: cold device time of one call per sample in ns, by the very clock that times candidates."""
+    def time_events(self, party: str, samples: int, flush_bytes: int, *, probed: bool = False) -> list[list[int]]:
+        """CUDA only: cold device time of one call per sample in ns, by the very clock that times candidates, and the
+        times of its probe, none where it is not ``probed``."""
         bounds = [_TorchCall(self.calls[party], args, kwargs) for args, kwargs in self.sets]
         first, count = self.position, len(bounds)
         self.position = (first + samples) % count
         device = self.subject.device
         with precision_flags(self.subject.options.precision), torch.no_grad(), torch.cuda.device(device):
             clock = _clock(device.index or 0)
-            times: list[int] = clock.sample([bounds[(first + i) % count] for i in range(count)], samples, flush_bytes)
-        return times[:samples]
+            rotated = [bounds[(first + i) % count] for i in range(count)]
+            times: list[int] = clock.sample(rotated, samples, flush_bytes, probed=probed)
+        return [times[:samples], times[samples + 2 :]]
 
 
 class _TorchCall:

@@ -12,6 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, WorkerTimeout
@@ -32,13 +33,23 @@ from pytest_cudaforge.evaluation.novelty import (
     single_of,
 )
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
-from pytest_cudaforge.evaluation.parties import Clock, EventParty, Party, baseline_party, request_ns, worker_party
+from pytest_cudaforge.evaluation.parties import (
+    Clock,
+    EventParty,
+    Party,
+    baseline_party,
+    request_ns,
+    turn_of,
+    worker_party,
+)
 from pytest_cudaforge.evaluation.pressure import DeviceWatch, ForeignLoad, Load
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.timing import (
+    GPU_PLACEMENT_NS,
     Block,
     abba,
     block_of,
+    clear_enough,
     crowded,
     disturbed,
     faster_baseline,
@@ -63,10 +74,15 @@ from pytest_cudaforge.records import (
     to_json,
 )
 
-__all__ = ["Incumbent", "Pace", "Rotation", "Sitting", "Table", "open_rotation"]
+__all__ = ["MOST_PROCESSES", "Incumbent", "Pace", "Rotation", "Sitting", "Table", "open_rotation", "pass_sets"]
 
 #: Buffers a sitting may rotate over, and how much memory they may take.
 _MAX_FRAMES = 256
+#: By events, beside an incumbent: fresh processes at most, where two leave it unclear which is faster. Calls that are
+#: longer than this differ by too little from process to process.
+MOST_PROCESSES, _PLACED_BELOW_NS = 8, 1e6
+#: ... and the memory of the buffer sets that a call rotates over: one set's places in memory say little of another's.
+_EVENT_SETS, _MOST_EVENT_SETS, _EVENT_ROTATION_BYTES = 4, 12, 32 << 20
 #: Blocks of one worker when time has run out.
 _FEWEST_BLOCKS = 3
 #: A baseline that was slowed flatters the candidate: one that takes twice its time all the same is slower. (It may be
@@ -145,7 +161,8 @@ def frame_count(workload: WorkloadFacts, device: str, cache_bytes: int, clock: C
     """How many input sets to rotate over, so that together they pass twice the cache; events flush it themselves."""
     per_call = max(1, workload.input_bytes + workload.output_bytes)
     if clock == "events":
-        return max(1, min(4, _MAX_ROTATION_BYTES["cuda"] // per_call))
+        wanted = max(_EVENT_SETS, min(_MOST_EVENT_SETS, _EVENT_ROTATION_BYTES // per_call))
+        return max(1, min(wanted, _MAX_ROTATION_BYTES["cuda"] // per_call))
     wanted = math.ceil(2 * cache_bytes / per_call) + 1
     return max(1, min(wanted, _MAX_FRAMES, max(2, _MAX_ROTATION_BYTES[device] // per_call)))
 
@@ -242,7 +259,11 @@ class Sitting:
                 beside = None
                 if self.incumbent is not None:
                     beside = stack.enter_context(self._table(self.incumbent.product, self.incumbent.worker_of))
-                for process in range(self.pace.processes):
+                for process in range(max(MOST_PROCESSES, self.pace.processes)):
+                    if process >= self.pace.processes and not self._unclear(blocks):
+                        break
+                    if process and beside is not None and _alike(table, beside):
+                        table, beside = self._exchanged(table, beside)
                     blocks += self._one_worker(process, table, beside)
                 self._measure_own_share(blocks, table)
         except WorkerTimeout as error:
@@ -251,6 +272,23 @@ class Sitting:
             raise Refusal(Status.RUNTIME_ERROR, f"{name}, timed: {error}") from error
         self.crowded |= crowded(blocks)
         return tuple(slowed(block, "candidate", self.lag) for block in steady_blocks(quiet_blocks(blocks)))
+
+    def _unclear(self, blocks: Sequence[Block]) -> bool:
+        """Would more processes tell more of candidate and incumbent?"""
+        if self.incumbent is None or self.clock != "events" or not blocks:
+            return False
+        kept = steady_blocks(quiet_blocks(blocks))
+        placed = statistics.median(block.of("incumbent") for block in kept) < _PLACED_BELOW_NS
+        return placed and not clear_enough(ratio_of(kept, "incumbent", placement_ns=GPU_PLACEMENT_NS))
+
+    def _exchanged(self, table: Table, beside: Table) -> tuple[Table, Table]:
+        """Candidate and incumbent on each other's arena, with new values in both: neither has the better place."""
+        for one in (table, beside):
+            self.oracle.fill_all(one.bench, _seeds(self.sets), 0)
+        return (
+            replace(beside, product=table.product, worker_of=table.worker_of),
+            replace(table, product=beside.product, worker_of=beside.worker_of),
+        )
 
     @contextlib.contextmanager
     def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[Table]:
@@ -304,10 +342,11 @@ class Sitting:
 
     def _one_worker(self, process: int, table: Table, beside: Table | None) -> list[Block]:
         with contextlib.ExitStack() as stack:
-            parties = {"candidate": stack.enter_context(self._seated(table))}
-            if beside is not None:
-                parties["incumbent"] = stack.enter_context(self._seated(beside))
-            for name in self.rotation.parties:
+            seats = [("candidate", table), *([("incumbent", beside)] if beside is not None else [])]
+            started = self._seat_all(stack, dict(seats[::-1] if process % 2 else seats))
+            parties = {name: started[name].result() for name, _ in seats}
+            # Further processes are for the one comparison that is not clear.
+            for name in self.rotation.parties if process < self.pace.processes else ():
                 parties[name] = self._baseline(name)
             for party in parties.values():
                 party.turn(self.pace.slice_ns / 4)  # warm-up: page faults, thread pools, clocks
@@ -318,6 +357,13 @@ class Sitting:
             if blocks and process == self.pace.processes - 1:
                 self.host = self._host_times(table, parties["candidate"], blocks)
             return blocks
+
+    def _seat_all(self, stack: contextlib.ExitStack, tables: Mapping[str, Table]) -> dict[str, Future[Party]]:
+        """A fresh worker at each, all started at once, the first one first. Whatever becomes of one, the others are
+        closed with ``stack``."""
+        own = {name: stack.enter_context(contextlib.ExitStack()) for name in tables}
+        with ThreadPoolExecutor(len(tables)) as pool:
+            return {name: pool.submit(own[name].enter_context, self._seated(table)) for name, table in tables.items()}
 
     def _host_times(self, table: Table, candidate: Party, blocks: Sequence[Block]) -> HostTiming | None:
         """Calls back to back by both clocks, and the baselines' where host time may be what a caller waits for. They
@@ -347,16 +393,26 @@ class Sitting:
     def _blocks(self, process: int, parties: dict[str, Party], deadline: float) -> list[Block]:
         blocks: list[Block] = []
         for count in range(self.pace.max_blocks):
-            order = abba(list(parties))
             load = self._load()
-            measured = [(name, parties[name].turn(self.pace.slice_ns)) for name in order]
-            block = block_of(process, measured, load.share() if load is not None else 0.0)
+            taken = [
+                turn_of(name, parties[name], parties[name].turn(self.pace.slice_ns))
+                for name in self._order(parties, process + count)
+            ]
+            block = block_of(process, taken, load.share() if load is not None else 0.0)
             blocks += [block] if block is not None else []
             late = time.monotonic() > deadline
             enough = _FEWEST_BLOCKS if late else self.pace.min_blocks
             if count + 1 >= enough and blocks and (late or self._clear(blocks)):
                 break
         return blocks
+
+    @staticmethod
+    def _order(parties: Mapping[str, Party], number: int) -> tuple[str, ...]:
+        """Of one block. Candidate and incumbent change places: what follows whom costs something."""
+        names = list(parties)
+        if "incumbent" in parties and number % 2:
+            names[:2] = names[1::-1]
+        return abba(names)
 
     def _users(self) -> set[int]:
         """Processes of this sitting that use the device now."""
@@ -369,8 +425,10 @@ class Sitting:
         return self.watch.load() if self.watch is not None else None
 
     def _clear(self, blocks: Sequence[Block]) -> bool:
-        medians = {party: sample_of([b.of(party) for b in blocks], 1).median_ns for party in self.rotation.parties}
-        against = [faster_baseline(medians), *(["incumbent"] if self.incumbent is not None else [])]
+        present = [party for party in self.rotation.parties if party in blocks[0].parties]
+        medians = {party: sample_of([b.of(party) for b in blocks], 1).median_ns for party in present}
+        against = [faster_baseline(medians)] if medians else []
+        against += ["incumbent"] if self.incumbent is not None else []
         return all(narrow_enough(ratio_of(steady_blocks(blocks), party)) for party in against)
 
     def _check_timed_calls(
@@ -384,7 +442,8 @@ class Sitting:
             if not self._hosted:
                 return
         name = self.rotation.parties[0]
-        call_ns, baseline_ns = (statistics.median(block.of(party) for block in blocks) for party in ("candidate", name))
+        call_ns = statistics.median(block.of("candidate") for block in blocks)
+        baseline_ns = statistics.median(block.of(name) for block in blocks) if name in parties else math.inf
 
         def slowdown() -> float:
             # Of a trusted party: the candidate's own repeated calls may be slow because values have just changed.
@@ -555,6 +614,12 @@ class Sitting:
             raise Refusal(status_of(tuple(found)), reason)
 
 
+def _alike(table: Table, beside: Table) -> bool:
+    """May two products work on each other's arena? What a plan prepares lies in its own."""
+    prepared = any(one.product.traced.prepare is not None for one in (table, beside))
+    return not prepared and table.layout == beside.layout
+
+
 def _undisturbed(rounds: Sequence[Round]) -> list[Round]:
     return [found.undisturbed() for found in rounds]
 
@@ -592,8 +657,9 @@ def summarise(
 ) -> WorkloadTiming:
     """Samples and ratios of one workload's sitting; ``placement_ns`` as in ``ratio_of``."""
     parties = blocks[0].parties
-    samples = {p: sample_of([b.of(p) for b in blocks], len(blocks), 2) for p in parties}
-    ratios = {p: ratio_of(blocks, p, placement_ns=placement_ns) for p in parties if p != "candidate"}
+    timed = {p: [block for block in blocks if p in block.parties] for p in parties}
+    samples = {p: sample_of([block.of(p) for block in timed[p]], len(timed[p]), 2) for p in parties}
+    ratios = {p: ratio_of(timed[p], p, placement_ns=placement_ns) for p in parties if p != "candidate"}
     return WorkloadTiming(
         workload=rotation.workload.name,
         candidate=samples["candidate"],

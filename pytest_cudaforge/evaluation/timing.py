@@ -16,12 +16,18 @@ from dataclasses import dataclass, replace
 from pytest_cudaforge.records import Decision, Ratio, Sample
 
 __all__ = [
+    "IN_ONE_PROCESS",
+    "PROBED_BELOW_NS",
     "Block",
+    "Turned",
     "abba",
+    "block_of",
+    "clear_enough",
     "combine",
     "decide",
     "disturbed",
     "gpu_placement_ns",
+    "levelled",
     "narrow_enough",
     "quiet_blocks",
     "ratio_of",
@@ -29,6 +35,7 @@ __all__ = [
     "slope_ns",
     "slowed",
     "steady_blocks",
+    "typical_ns",
 ]
 
 CONFIDENCE = 0.99
@@ -38,15 +45,26 @@ RESAMPLES = 2000
 #: Ratios this near to 1 are "same": less than anybody would change a kernel for, more than layout noise.
 MARGIN = 0.005
 SAME_WITHIN = 0.02
-#: ``placement_ns`` of :func:`ratio_of` for cold calls on a GPU. One H200: of a 6.5 us call the medians of processes
-#: side by side differ by 1.3 to 1.6 % (standard deviation), all through their lives. Within a process other buffers or
-#: another stream move it by 0.7 %, new events or a new copy of the code by nothing. A/A ratios of two processes each
-#: had a standard deviation of 2.0 %; at 70 and at 270 us of 0.2 % and less.
-GPU_PLACEMENT_NS = 120.0
-#: ... where a GPU ran at its power limit and host code is timed, of a call: what a process does between its turns
-#: decides how fast the clock runs in them. One H200, the same bf16 product of 1.5 ms as module and as reference: 1.054
-#: (1.016 to 1.074). By device events it was 0.999.
-CAPPED_PLACEMENT = 0.03
+#: Half an interval's width below which two kernels that look alike are not looked at any longer.
+_ALIKE = 0.003
+#: ``placement_ns`` of :func:`ratio_of` for cold calls on a GPU. Processes differ by some 90 ns (standard deviation) in
+#: any short call, all through their lives: page tables, code and buffers lie elsewhere. Levelled by the probe, over a
+#: dozen buffer sets, A/A ratios of two processes had a standard deviation of 46 ns at 4.5 us, 67 at 7.5, 75 at 18:
+#: per process those divided by the root of two (tests/benchmarks/README.md).
+GPU_PLACEMENT_NS = 60.0
+#: ... where a GPU ran at its power limit, of a call: what a process does between its turns decides how fast the clock
+#: runs in them. Two H200s, the same bf16 product of 1.5 ms as candidate and as reference: 1.054 and 1.079 by the
+#: supervisor's clock, as a module; 0.999 and 0.990 by device events, as a plan.
+CAPPED_PLACEMENT = {"supervisor": 0.03, "events": 0.006}
+#: Shorter calls are probed: a process's own share of the time matters there.
+PROBED_BELOW_NS = 50_000.0
+#: Processes differ by some 70 ns (standard deviation). What a probe shows beyond this is not believed: device code
+#: shares its process with it.
+_MOST_SHARED_NS = 250.0
+#: Of a turn's times in order, what is left out on either side.
+_TRIMMED = 0.2
+#: All their turns are in one process, the oracle's.
+IN_ONE_PROCESS = ("eager", "compile")
 #: A baseline slower than alone by more than this (beyond both spreads) throws the sitting away.
 DISTURBANCE = 0.03
 #: A block in which a party takes so many times its median is unsteady.
@@ -83,20 +101,50 @@ def slope_ns(total_n_ns: float, total_2n_ns: float, calls: int) -> float:
     return (total_2n_ns - total_n_ns) / calls
 
 
-def block_of(process: int, measured: Iterable[tuple[str, float]], foreign: float = 0.0) -> Block | None:
-    """A block from its measurements, averaged by party; None where one is not positive (the clock was disturbed)."""
-    by_party: dict[str, list[float]] = {}
-    for party, ns in measured:
-        by_party.setdefault(party, []).append(ns)
-    if any(ns <= 0 for values in by_party.values() for ns in values):
+@dataclass(frozen=True)
+class Turned:
+    """One party's turn: ns per call, and what the event clock's probe took beside it, if there was one."""
+
+    party: str
+    ns: float
+    probe_ns: float | None = None
+
+
+def block_of(process: int, turns: Iterable[Turned], foreign: float = 0.0) -> Block | None:
+    """A block from its turns, averaged by party and levelled; None where one is not positive (the clock was
+    disturbed)."""
+    by_party: dict[str, list[Turned]] = {}
+    for turn in turns:
+        by_party.setdefault(turn.party, []).append(turn)
+    if any(turn.ns <= 0 for taken in by_party.values() for turn in taken):
         return None
-    return Block(process, tuple((party, statistics.fmean(values)) for party, values in by_party.items()), foreign)
+    probes = {party: [turn.probe_ns for turn in taken] for party, taken in by_party.items()}
+    shares = levelled({party: [ns for ns in taken if ns is not None] for party, taken in probes.items()})
+    means = ((party, statistics.fmean(turn.ns for turn in taken)) for party, taken in by_party.items())
+    return Block(process, tuple((party, max(1.0, ns - shares[party])) for party, ns in means), foreign)
 
 
-def gpu_placement_ns(call_ns: float, capped: bool) -> float:
-    """``placement_ns`` of :func:`ratio_of` for calls of ``call_ns`` on a GPU; ``capped``: at its power limit, by the
-    supervisor's clock."""
-    return max(GPU_PLACEMENT_NS, CAPPED_PLACEMENT * call_ns if capped else 0.0)
+def levelled(probes: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """By party, how many ns more than in the others' processes a cold call takes in its own, whichever it is: by the
+    probe, a kernel of ours that is timed beside each of theirs. 0.0 for who was not probed, and nobody among them."""
+    means = {party: statistics.fmean(taken) for party, taken in probes.items() if taken}
+    level = statistics.fmean(means.values()) if means else 0.0
+    shares = {party: max(-_MOST_SHARED_NS, min(_MOST_SHARED_NS, mean - level)) for party, mean in means.items()}
+    return {party: shares.get(party, 0.0) for party in probes}
+
+
+def typical_ns(times_ns: Sequence[float]) -> float:
+    """Of a turn's times by events: the mean of those in the middle. A median falls on one of the steps of 32 ns that
+    events count in, or on one of the speeds that a call has on different memory."""
+    ordered = sorted(times_ns)
+    left_out = math.ceil(_TRIMMED * len(ordered)) if len(ordered) > 2 else 0
+    return statistics.fmean(ordered[left_out : len(ordered) - left_out])
+
+
+def gpu_placement_ns(call_ns: float, clock: str, capped: bool) -> float:
+    """``placement_ns`` of :func:`ratio_of` for calls of ``call_ns`` on a GPU by ``clock`` ("events", "supervisor");
+    ``capped``: at its power limit."""
+    return max(GPU_PLACEMENT_NS, CAPPED_PLACEMENT[clock] * call_ns if capped else 0.0)
 
 
 def steady_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
@@ -159,7 +207,8 @@ def ratio_of(
     """Speedup of the candidate over ``baseline`` with its 99 % interval. Raises ValueError without blocks.
 
     ``placement_ns``: how much (standard deviation, of a call) one process's time differs from another's of the same
-    program, all through their lives. Two processes cannot show it, so it widens the interval.
+    program, all through their lives. Two processes cannot show it, so it widens the interval. Baselines stay in one
+    process; however many the candidate has, theirs is not averaged out.
     """
     if not blocks:
         raise ValueError("no blocks were measured")
@@ -169,8 +218,12 @@ def ratio_of(
     groups = list(by_process.values())
     center = statistics.median([value for group in groups for value in group])
     low, high = _interval(groups, seed)
-    shares = [placement_ns / statistics.median(block.of(party) for block in blocks) for party in (baseline, candidate)]
-    doubt = _QUANTILE * math.hypot(*shares) / math.sqrt(len(groups))
+    processes = {baseline: 1 if baseline in IN_ONE_PROCESS else len(groups), candidate: len(groups)}
+    shares = [
+        placement_ns / statistics.median(block.of(party) for block in blocks) / math.sqrt(count)
+        for party, count in processes.items()
+    ]
+    doubt = _QUANTILE * math.hypot(*shares)
     below, above = math.hypot(max(center - low, 0.0), doubt), math.hypot(max(high - center, 0.0), doubt)
     return Ratio(math.exp(center), math.exp(center - below), math.exp(center + above), CONFIDENCE)
 
@@ -216,6 +269,13 @@ def narrow_enough(ratio: Ratio) -> bool:
         return True
     far = min(abs(math.log(ratio.low)), abs(math.log(ratio.high))) > 2 * width
     return width < 0.04 and far and decide(ratio) in ("faster", "slower")
+
+
+def clear_enough(ratio: Ratio) -> bool:
+    """Would further processes tell nothing that matters? Decided and narrow, or alike within 0.3 %."""
+    if decide(ratio) in ("faster", "slower"):
+        return narrow_enough(ratio)
+    return math.log(ratio.high / ratio.low) / 2.0 < _ALIKE
 
 
 def disturbed(alone: Sample, inside: Sample) -> bool:

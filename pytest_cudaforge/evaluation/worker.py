@@ -53,12 +53,14 @@ class EventSamples:
     """Program 1 of the timing rules. ``ns`` is device time per sample, from event to event.
 
     ``late_ns`` is what a device-wide synchronise after the end event still waited (largest sample): time that the
-    events did not see. ``exposed`` counts samples whose host side was not hidden behind the spin kernel.
+    events did not see. ``exposed`` counts samples whose host side was not hidden behind the spin kernel. ``probe_ns``:
+    the probe's time after each sample, where it was asked for.
     """
 
     ns: tuple[int, ...]
     late_ns: int
     exposed: int
+    probe_ns: tuple[int, ...] = ()
 
 
 class Worker:
@@ -160,10 +162,12 @@ class Worker:
         timeout_s: float,
         first_set: int = 0,
         warm: bool = True,
+        probed: bool = False,
     ) -> EventSamples:
         """CUDA only: ``samples`` cold device times of one call each, set ``(first_set + i) % len(sets)`` for sample i.
 
         ``flush_bytes`` is twice the L2 (0: hot). ``warm``: every set is run once before, untimed.
+        ``probed``: with the clock's probe after each.
         """
         payload = {
             "sets": _plain(sets),
@@ -171,12 +175,14 @@ class Worker:
             "flush_bytes": flush_bytes,
             "first_set": first_set,
             "warm": warm,
+            "probed": probed,
         }
         reply = self._ask(_TIME_EVENTS, payload, "device timing", timeout_s)
-        if len(reply.values) != samples + 2:
+        values, expected = reply.values, samples * (2 if probed else 1) + 2
+        if len(values) != expected:
             self._child.kill()
-            raise WorkerProtocol(f"{samples} samples asked, {len(reply.values)} values came", phase="device timing")
-        return EventSamples(reply.values[:samples], reply.values[samples], reply.values[samples + 1])
+            raise WorkerProtocol(f"{expected} values expected, {len(values)} came", phase="device timing")
+        return EventSamples(values[:samples], values[samples], values[samples + 1], values[samples + 2 :])
 
     def time_run(
         self, sets: Sequence[Sequence[Binding]], calls: int, *, timeout_s: float, first_set: int = 0
@@ -395,7 +401,9 @@ class _Service:
 
     def _time_events(self, asked: Any) -> Sequence[int]:
         rotated = self._rotated(asked)
-        return self._event_clock().sample(rotated, asked["samples"], asked["flush_bytes"], warm=asked["warm"])
+        return self._event_clock().sample(
+            rotated, asked["samples"], asked["flush_bytes"], warm=asked["warm"], probed=asked["probed"]
+        )
 
     def _rotated(self, asked: Any) -> list[Bound]:
         """The buffer sets asked for, bound, from the first one on."""

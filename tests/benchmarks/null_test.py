@@ -18,6 +18,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from judged_targets import find
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.sitting import MOST_PROCESSES
 from pytest_cudaforge.evaluation.timing import GPU_PLACEMENT_NS, Block, decide, ratio_of
 from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 DATA = Path(__file__).parent / "data" / "null_test.jsonl"
-#: rows x 4096 fp32: about 4 us, 60 us and 0.25 ms on an H200; about 0.1 ms and 2 ms on two cores.
-ROWS = {"cuda": (64, 8192, 32768), "cpu": (64, 1024)}
+#: rows x 4096 fp32: about 6, 9, 24, 70 and 270 us on an H200; about 0.1 ms and 2 ms on two cores.
+ROWS = {"cuda": (64, 512, 2048, 8192, 32768), "cpu": (64, 1024)}
+#: Less than a wave of blocks takes as long with one more.
+PLANTED_ABOVE = {"cuda": 64, "cpu": 0}
 TARGET = """
 import torch
 from torch import nn
@@ -102,19 +106,23 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, A
     settings = EvaluatorSettings(device=arguments.device, cache_dir=folder / "cache", keep_blocks=True)
     with Evaluator(settings) as evaluator:
         for number in range(arguments.decisions):
-            for rows in ROWS[kind]:
+            for rows in arguments.rows or ROWS[kind]:
                 path = folder / f"norm_{rows}.py"
                 path.write_text(TARGET.format(rows=rows))
                 target = find(folder, f"::Norm{rows}")
-                # Less than a wave of blocks takes as long with one more.
-                planted = (arguments.extra,) if kind == "cpu" or rows > ROWS[kind][0] else ()
+                planted = (arguments.extra,) if arguments.extra and rows > PLANTED_ABOVE[kind] else ()
                 for extra in (0.0, *planted):
+                    began = time.monotonic()
                     verdict = evaluator.evaluate(kernel(kind, extra), target, incumbent=kernel(kind, 0.0))
                     row = row_of(verdict, evaluator.device.name, rows, extra)
-                    print(
-                        f"{number + 1:3d} {rows:6d} rows, {extra:.0%} more: {row['decision']:12s} {row['speedup']:.4f}"
-                    )
+                    print(f"{number + 1:3d} {shown(row)} in {time.monotonic() - began:.1f} s", flush=True)
                     yield row
+
+
+def shown(row: dict[str, Any]) -> str:
+    """One decision in one line."""
+    what = f"{row['rows']:6d} rows, {row['extra']:.0%} more: {row['decision']:12s} {row['speedup']:.4f}"
+    return f"{what} ({row['low']:.4f} to {row['high']:.4f}, {len({b[0] for b in row['blocks']})} processes)"
 
 
 def row_of(verdict: Evaluation, device: str, rows: int, extra: float) -> dict[str, Any]:
@@ -128,6 +136,8 @@ def row_of(verdict: Evaluation, device: str, rows: int, extra: float) -> dict[st
         "device": device,
         "rows": rows,
         "extra": extra,
+        "probed": True,
+        "most_processes": MOST_PROCESSES,
         "decision": "disturbed" if verdict.timing.decision == "disturbed" else decide(ratio),
         "speedup": ratio.speedup,
         "low": ratio.low,
@@ -166,16 +176,23 @@ def report(device: str, resamples: int) -> None:
     """The table of everything stored for ``device``; the rule is today's, also where a row was decided by an older."""
     stored = [json.loads(line) for line in DATA.read_text().splitlines()] if DATA.exists() else []
     placement_ns = GPU_PLACEMENT_NS if "NVIDIA" in device else 0.0
-    for rows, extra in sorted({(row["rows"], row["extra"]) for row in stored if row["device"] == device}):
-        group = [r for r in stored if (r["device"], r["rows"], r["extra"]) == (device, rows, extra)]
+    # Short calls that were timed before the clock had a probe say nothing of today's.
+    stored = [row for row in stored if row.get("probed") or row["rows"] > 64]
+    stored = [row for row in stored if row["device"] == device]
+    for rows, extra, most in sorted({_kind(row) for row in stored}):
+        group = [row for row in stored if _kind(row) == (rows, extra, most)]
         decisions = [decided(row, placement_ns) for row in group]
         counts = {name: decisions.count(name) for name in ("faster", "slower", "same", "inconclusive", "disturbed")}
         # A block's time is the kernel's; the planted one runs longer by what was planted.
         us = statistics.median(block[2] for row in group for block in row["blocks"]) / 1e3
         speedups = sorted(row["speedup"] for row in group)
-        print(f"{us:8.1f} us, {extra:.1%} more work, {len(group)} decisions: {counts}")
+        print(f"{us:8.1f} us, {extra:.1%} more work, at most {most} processes, {len(group)} decisions: {counts}")
         print(f"{'':12s}median ratios {speedups[0]:.4f} .. {speedups[-1]:.4f}", end="")
         print(f"; resampled {resamples}: {resampled(group, resamples, placement_ns)}" if resamples else "")
+
+
+def _kind(row: dict[str, Any]) -> tuple[int, float, int]:
+    return row["rows"], row["extra"], row.get("most_processes", 2)
 
 
 def decided(row: dict[str, Any], placement_ns: float) -> str:
@@ -191,7 +208,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--decisions", type=int, default=10)
-    parser.add_argument("--extra", type=float, default=0.02)
+    parser.add_argument("--rows", type=int, nargs="*", help="of these kernels only")
+    parser.add_argument("--extra", type=float, default=0.02, help="0: A/A only")
     parser.add_argument("--resamples", type=int, default=0)
     parser.add_argument("--report", metavar="DEVICE", help="print the table of this device's stored rows only")
     arguments = parser.parse_args()

@@ -9,21 +9,26 @@ import pytest
 
 from pytest_cudaforge.evaluation.sitting import was_disturbed
 from pytest_cudaforge.evaluation.timing import (
+    GPU_PLACEMENT_NS,
     Block,
+    Turned,
     abba,
     block_of,
+    clear_enough,
     combine,
     crowded,
     decide,
     disturbed,
     faster_baseline,
     gpu_placement_ns,
+    levelled,
     narrow_enough,
     quiet_blocks,
     ratio_of,
     sample_of,
     slope_ns,
     steady_blocks,
+    typical_ns,
 )
 from pytest_cudaforge.records import Ratio, WorkloadTiming
 
@@ -50,9 +55,35 @@ def test_slope_cancels_what_a_request_costs() -> None:
 
 
 def test_block_averages_both_turns_and_refuses_a_clock_that_went_backwards() -> None:
-    block = block_of(1, [("a", 1.0), ("b", 2.0), ("b", 4.0), ("a", 3.0)])
+    block = block_of(1, [Turned("a", 1.0), Turned("b", 2.0), Turned("b", 4.0), Turned("a", 3.0)])
     assert block == Block(1, (("a", 2.0), ("b", 3.0)))
-    assert block_of(1, [("a", -1.0), ("b", 2.0)]) is None
+    assert block_of(1, [Turned("a", -1.0), Turned("b", 2.0)]) is None
+
+
+def test_a_block_is_levelled_by_what_a_probe_takes_in_each_process() -> None:
+    turns = [Turned("a", 6_100.0, 4_100.0), Turned("b", 6_000.0, 4_000.0), Turned("slow", 80_000.0)]
+    assert block_of(0, turns) == Block(0, (("a", 6_050.0), ("b", 6_050.0), ("slow", 80_000.0)))
+
+
+def test_a_probe_is_believed_within_what_processes_differ_by() -> None:
+    """A kernel that makes the probe of its process slow wins next to nothing."""
+    shares = levelled({"candidate": [40_000.0], "eager": [4_000.0], "compile": [4_000.0]})
+    assert shares == {"candidate": 250.0, "eager": -250.0, "compile": -250.0}
+    assert levelled({"candidate": [4_000.0], "eager": []}) == {"candidate": 0.0, "eager": 0.0}
+
+
+def test_a_turn_is_the_mean_of_its_middle() -> None:
+    """Events count in steps of 32 ns: a median of short calls falls on one."""
+    steps = [6_400.0] * 8 + [6_432.0] * 7
+    assert 6_400.0 < typical_ns([*steps, 90_000.0, 90_000.0]) < 6_432.0
+    assert typical_ns([60_000.0, 60_100.0, 91_000.0]) == 60_100.0
+    assert typical_ns([5.0]) == 5.0
+
+
+def test_what_is_alike_is_looked_at_longer_than_what_is_decided() -> None:
+    decided, alike = Ratio(1.05, 1.042, 1.058, 0.99), Ratio(1.0, 0.995, 1.005, 0.99)
+    assert clear_enough(decided) and not clear_enough(alike)
+    assert clear_enough(Ratio(1.0, 0.9985, 1.0015, 0.99)) and not clear_enough(Ratio(1.02, 1.006, 1.034, 0.99))
 
 
 def test_paired_ratio_survives_drift_of_the_machine() -> None:
@@ -114,9 +145,12 @@ def test_at_the_power_limit_a_few_per_cent_are_no_difference() -> None:
         for p in (0, 1)
         for _ in range(22)
     ]
-    assert decide(ratio_of(blocks, "eager", placement_ns=gpu_placement_ns(1.48e6, False))) == "faster"
-    assert decide(ratio_of(blocks, "eager", placement_ns=gpu_placement_ns(1.48e6, True))) == "inconclusive"
-    assert gpu_placement_ns(3e3, True) == gpu_placement_ns(3e3, False) == 120.0
+    assert decide(ratio_of(blocks, "eager", placement_ns=gpu_placement_ns(1.48e6, "supervisor", False))) == "faster"
+    assert (
+        decide(ratio_of(blocks, "eager", placement_ns=gpu_placement_ns(1.48e6, "supervisor", True))) == "inconclusive"
+    )
+    assert gpu_placement_ns(1.48e6, "events", True) == pytest.approx(0.006 * 1.48e6)
+    assert gpu_placement_ns(1e3, "events", True) == gpu_placement_ns(1e3, "events", False) == GPU_PLACEMENT_NS
 
 
 def test_no_blocks_are_an_error() -> None:

@@ -152,6 +152,14 @@ def test_a_disturbed_race_decides_nothing() -> None:
     assert found.outcome == "regression" and "the cores were busy" in found.text
 
 
+def test_host_code_at_the_power_limit_differs_by_a_few_per_cent() -> None:
+    """One product in two processes was called 5 % apart on a GPU at its power limit; 30 % are seen all the same."""
+    for slower, calm, capped in ((1.05, "regression", "inconclusive"), (1.3, "regression", "regression")):
+        seen = replace(race(0, slower, us=1500.0), clock="supervisor")
+        assert finding(assess(seen, Promises(), GPU), "base").outcome == calm
+        assert finding(assess(replace(seen, capped=True), Promises(), GPU), "base").outcome == capped
+
+
 def test_no_blocks_no_findings() -> None:
     assert assess(Race("default", "events", ()), Promises(), GPU) == ()
 

@@ -8,7 +8,7 @@ import pytest
 from flow_records import make_candidate, make_evaluation
 
 from pytest_cudaforge.display import evaluation_text
-from pytest_cudaforge.evaluation.parties import EventParty
+from pytest_cudaforge.evaluation.parties import EventParty, EventTimes
 from pytest_cudaforge.records import Evaluation, HostTiming, SanitizerFinding, SanitizerReport, Trace
 from pytest_cudaforge.report import markdown
 
@@ -58,8 +58,8 @@ def test_slopes_of_both_clocks_leave_a_requests_own_cost_out() -> None:
         asked.append(calls)
         return 80_000 + 1_000 * calls, 5_000 + 990 * calls
 
-    party = EventParty(lambda count, warm: [1_000] * count, both)
+    party = EventParty(lambda count, warm, probed: EventTimes([1_000] * count), both)
     found = party.by_both_clocks(1e6)
     assert found == pytest.approx((1000.0, 990.0))
     assert max(asked) < 200, "as long as the slice, and twice that"
-    assert EventParty(lambda count, warm: [1]).by_both_clocks(1e6) is None
+    assert EventParty(lambda count, warm, probed: EventTimes([1])).by_both_clocks(1e6) is None
