@@ -161,10 +161,15 @@ def test_calls_skipped_while_nobody_fetches_their_answers_win_nothing(
     assert evaluation.status is Status.REJECTED or decision != "faster", evaluation.reason
     monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
-    off = lenient.evaluate(attack, target)
-    assert off.status is Status.PASSED and off.timing is not None, off.reason
-    timed = off.timing.workloads[0]
-    assert timed.candidate.median_ns < 0.7 * timed.eager.median_ns
+    # What it saves is a few microseconds of thirty: a neighbour's turn on the core may hide that, once.
+    assert any(_claims_a_third(lenient, attack, target) for _ in range(3))
+
+
+def _claims_a_third(evaluator: Evaluator, attack: Candidate, target: Target) -> bool:
+    found = evaluator.evaluate(attack, target)
+    assert found.status is Status.PASSED and found.timing is not None, found.reason
+    timed = found.timing.workloads[0]
+    return timed.candidate.median_ns < 0.7 * timed.eager.median_ns
 
 
 # -- the answer --------------------------------------------------------------------------------------------------
