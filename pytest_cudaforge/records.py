@@ -170,7 +170,8 @@ class Build:
 @dataclass(frozen=True)
 class Mismatch:
     """Where and how one output differs. ``kind``: count shape dtype structure values slice bias nonfinite integer
-    mutation redzone unstable. ``error_ratio`` = rms(c-o) / max(rms(r-o), floor); ``bound`` is what it may be."""
+    mutation unwritten redzone unstable. ``error_ratio`` = rms(c-o) / max(rms(r-o), floor); ``bound`` is what it may
+    be."""
 
     output: str
     kind: str

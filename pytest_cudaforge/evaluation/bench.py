@@ -115,6 +115,10 @@ def region_view(bytes_: Tensor, offset: int, spec: TensorSpec) -> Tensor:
     return flat.as_strided(spec.shape, spec.strides)
 
 
+#: Where the reference writes to an input, a parameter or a buffer, that is a part of the answer.
+_LEFT_ALONE = "is left as it was: the reference writes it, the candidate does not take it"
+
+
 class _Zones:
     """The bytes between an arena's regions: what they held before a call, and which of them it changed.
 
@@ -176,6 +180,8 @@ class Bench:
         self.bytes = arena_bytes(self.arena, self.device)
         self.frames: dict[int, _Frame] = {i: _Frame() for i in range(layout["frames"])}
         self.poison = POISON[0]
+        #: Do values like those of its own lie around each buffer, and between the elements of a strided one?
+        self._plausible = False
         self._zones = _Zones(self.bytes, self.redzones, list(self.regions.values()))
         self._expected: _Expected | None = None
         #: What the first call of an advanced case left, by state path.
@@ -334,6 +340,8 @@ class Bench:
         if region in self.regions and isinstance(value, Tensor):
             offset, _ = self.regions[region]
             spec = self.specs[region]
+            if self._plausible and spec.extent_bytes > value.nbytes > 0:
+                self._fill_gaps(offset, spec, value)
             if offset % spec.itemsize_bytes == 0:
                 region_view(self.bytes, offset, spec).copy_(value)
             else:
@@ -341,8 +349,15 @@ class Bench:
                 staged.view(getattr(torch, spec.dtype)).as_strided(spec.shape, spec.strides).copy_(value)
                 self.bytes[offset : offset + spec.extent_bytes] = staged
 
+    def _fill_gaps(self, offset: int, spec: TensorSpec, value: Tensor) -> None:
+        """What lies between the elements of a strided tensor, its own values: a caller's slice lies among others."""
+        around = value.contiguous().reshape(-1).view(torch.uint8)
+        times = -(-spec.extent_bytes // len(around))
+        self.bytes[offset : offset + spec.extent_bytes] = around.repeat(times)[: spec.extent_bytes]
+
     def _write_poison(self, frame: int, poison: int) -> None:
         self.poison = POISON[poison % len(POISON)]
+        self._plausible = ZONES[poison % len(ZONES)] is None
         keep = (f"f{frame}/", "scratch/")
         for name, (offset, nbytes) in self.regions.items():
             if name.startswith(keep):
@@ -461,20 +476,25 @@ class Bench:
         pairs = [(f"f{frame}/input/{path}", name[0](path), value) for path, value in self.frames[frame].inputs.items()]
         pairs += [(f"state/{path}", name[1](path), value) for path, value in self.subject.state().items()]
         for region, path, value in pairs:
-            if region not in self.regions or not isinstance(value, Tensor):
-                continue
-            if region.startswith("state/") and region.removeprefix("state/") in self._kept(frame):
-                continue  # the candidate has no tensor of that name: nobody but the oracle writes there
-            offset, _ = self.regions[region]
-            now = region_view(self.bytes, offset, self.specs[region])
+            if not isinstance(value, Tensor) or region.removeprefix("state/") in self._kept(frame):
+                continue  # the candidate may have it under another name: nobody but the oracle writes there
             key = region.split("/", 1)[1] if region.startswith("f") else region
+            now = self._now(region)
             if key in expected.mutated:
                 reference, oracle = expected.mutated[key]
                 spread = expected.spread_of(key)
-                found += judge_output(path, now.clone(), reference, oracle, expected.rule(key), spread).mismatches
-            elif not _same_bytes(now, value):
+                left = value if now is None else now.clone()
+                wrong = judge_output(path, left, reference, oracle, expected.rule(key), spread).mismatches
+                found += [replace(wrong[0], kind="unwritten", detail=_LEFT_ALONE)] if wrong and now is None else wrong
+            elif now is not None and not _same_bytes(now, value):
                 found.append(Mismatch(path, "mutation", "was changed by the kernel; the reference does not write it"))
         return found
+
+    def _now(self, region: str) -> Tensor | None:
+        """What ``region`` holds; None where the candidate does not bind it."""
+        if region not in self.regions:
+            return None
+        return region_view(self.bytes, self.regions[region][0], self.specs[region])
 
     def _others_changed(self, frame: int, expected: _Expected) -> Iterator[Mismatch]:
         """A write that leaps over a red zone may land in the inputs of a call that is not this one's."""

@@ -168,6 +168,7 @@ _STATUS_OF_KIND = {
     "nonfinite": Status.INCORRECT_NUMERICAL,
     "integer": Status.INCORRECT_NUMERICAL,
     "unstable": Status.INCORRECT_NUMERICAL,
+    "unwritten": Status.INCORRECT_NUMERICAL,
     "mutation": Status.REJECTED,
     "redzone": Status.REJECTED,
 }

@@ -12,7 +12,7 @@ from pytest_cudaforge.errors import BuildFailure, ForgeError, LaunchFailure, Wor
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import AGAIN
 from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, NeedsBuild
-from pytest_cudaforge.evaluation.module_plan import matched_state, plan_of_call, state_specs
+from pytest_cudaforge.evaluation.module_plan import kept_state, matched_state, plan_of_call, state_specs
 from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary
@@ -75,7 +75,7 @@ class Workshop:
         self._compiled = b""
         self._logs: list[str] = []
         self.seconds, self.cached = 0.0, True
-        #: State paths of the reference that the candidate has under another name, shape or dtype, or not at all.
+        #: State paths of the reference that the candidate may have under another name, shape or dtype.
         self.kept: tuple[str, ...] = ()
         self._loads_weights = False
         self.extensions: tuple[str, ...] = ()
@@ -116,7 +116,8 @@ class Workshop:
         if not constructed or not all(constructed) or any(others):
             return
         hint = (
-            "it is right with the weights as constructed only: what __init__ derives from them sees no loaded weights"
+            "it is right with the weights as constructed only: what __init__ derives from them, and what is built in, "
+            "sees no loaded weights"
         )
         refusal.reason += f"\n  {hint}"
 
@@ -160,7 +161,8 @@ class Workshop:
             raise Refusal(Status.RUNTIME_ERROR, str(error), build=self.build) from error
         reference = state_specs(self.facts.module)
         matched = matched_state(reference, started.state)
-        self.kept, self._loads_weights = tuple(sorted(set(reference) - matched)), bool(matched)
+        self.kept = kept_state(reference, started.state)
+        self._loads_weights = bool(matched or not self.kept)
 
     def keep_compiled(self, worker: ModuleWorker, timeout_s: float) -> None:
         """Take over what Triton has compiled in ``worker``, for this candidate's later workers and nobody else's."""

@@ -18,7 +18,7 @@ from pytest_cudaforge.plan import Buffer, LaunchPlan, TensorSpec, TracedPlan, Vi
 from pytest_cudaforge.records import WorkloadFacts
 from pytest_cudaforge.runtime.signature import unflatten_output
 
-__all__ = ["Opaque", "matched_state", "plan_of_call", "returned_plan", "state_specs"]
+__all__ = ["Opaque", "kept_state", "matched_state", "plan_of_call", "returned_plan", "state_specs"]
 
 MAX_LEAVES = 4096
 _MAX_TEXT = 200
@@ -74,6 +74,13 @@ def state_specs(module: Any) -> dict[str, TensorSpec]:
 def matched_state(reference: Mapping[str, TensorSpec], candidate: Mapping[str, tuple[Any, ...]]) -> frozenset[str]:
     """Paths that both have, with one shape and dtype; ``candidate``: path -> (shape, dtype)."""
     return frozenset(path for path, spec in reference.items() if candidate.get(path) == (tuple(spec.shape), spec.dtype))
+
+
+def kept_state(reference: Mapping[str, TensorSpec], candidate: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+    """Paths of the reference that stay as constructed, since the candidate may hold them under other names. Who has no
+    other tensors has them built in, and constants that happen to be those of a fresh module are no weights."""
+    matched = matched_state(reference, candidate)
+    return tuple(sorted(set(reference) - matched)) if set(candidate) - matched else ()
 
 
 # -- what a call returned ----------------------------------------------------------------------------------------

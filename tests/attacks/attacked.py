@@ -32,6 +32,11 @@ def holes(x):
     return torch.where(x > 0, x, float("nan"))
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 64)[:, ::2]])
+def sliced(x):
+    return torch.tanh(x).contiguous()
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 48)])
 def normed(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
@@ -55,6 +60,17 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         return torch.tanh(x) * self.weight
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 64)])
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(x)
 
 
 @forge_target(inputs=lambda: [torch.randn(4, 4096)], init=lambda: [4096])
@@ -100,6 +116,16 @@ _KERNELS = {
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : NAN;",
         "(x, y, x.numel())",
+    ),
+    "sliced": (
+        "const float* x, float* y, long long rows, long long cols, long long down, long long across",
+        "for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i / cols * down + i % cols * across]);",
+        "(x, y, *x.shape, *x.stride())",
+    ),
+    "Counting": (
+        "const float* x, long long* calls, float* y, long long n",
+        "++*calls; for (long long i = 0; i < n; ++i) y[i] = std::tanh(x[i]);",
+        "(x, module.calls, y, x.numel())",
     ),
     "normed": (
         "const float* x, float* y, long long rows, long long cols",

@@ -150,6 +150,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "weights": lambda patch: _trials(patch, lambda trials: [_case(t, weights_seed=None) for t in trials]),
     "poison": _one_poison,
     "mutation": _no_mutation,
+    "unwritten": _without("unwritten"),
     "sealed": _no_seal,
     "redzone": _no_zones,
     "bias": _without("bias"),

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from module_targets import EXTENSION, STACK, find, model, write_repo
+from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
-from pytest_cudaforge.evaluation import sitting
+from pytest_cudaforge.evaluation import module_building, sitting
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
@@ -163,6 +163,19 @@ def test_calls_skipped_while_nobody_fetches_their_answers_win_nothing(
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
     # What it saves is a few microseconds of thirty: a neighbour's turn on the core may hide that, once.
     assert any(_claims_a_third(lenient, attack, target) for _ in range(3))
+
+
+def test_constants_of_a_fresh_module_are_no_weights(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = "return F.rms_norm(x, x.shape[-1:], WEIGHT, 1e-6)"
+    twin = model(norm.replace("WEIGHT", "self.weight"), NORM_INIT)
+    attack = model(norm.replace("WEIGHT", "None"))
+    for candidate, status in ((twin, Status.PASSED), (attack, Status.INCORRECT_NUMERICAL)):
+        found = lenient.evaluate(candidate, find(repo, "::RMSNorm"), timing=False)
+        assert found.status is status, found.reason
+    monkeypatch.setattr(module_building, "kept_state", lambda reference, _: tuple(sorted(reference)))
+    assert lenient.evaluate(attack, find(repo, "::RMSNorm"), timing=False).status is Status.PASSED
 
 
 def _claims_a_third(evaluator: Evaluator, attack: Candidate, target: Target) -> bool:

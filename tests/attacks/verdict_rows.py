@@ -40,6 +40,14 @@ static bool reads(const char* path) {
   return done;
 }
 """
+#: The kernel's counter is scratch of its own: nothing else differs.
+_NO_COUNT = """from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x):
+    y, count = empty(x.shape, x.dtype), empty((), "int64")
+    launch("kernel", args=(x, count, y, x.numel()))
+    return y
+"""
 _STRANGERS = """
 static int strangers() {
   int found = 0;
@@ -298,6 +306,24 @@ ROWS = (
         hostile(body="HONEST if (std::fabs(x[n]) < 100) y[0] += x[n];"),
         hostile(body="HONEST if (std::fabs(x[n - 1]) < 100) y[0] += 0 * x[n - 1];"),
         words="out: ",
+    ),
+    Row(
+        "2: plausible values lie between the elements of a strided input, too",
+        "let what lies between two elements change the answer where it is no odd value",
+        "plausible",
+        hostile("sliced", body="HONEST if (std::fabs(x[1]) < 100) y[0] += x[1];"),
+        hostile("sliced", body="HONEST if (std::fabs(x[across]) < 100) y[0] += 0 * x[across];"),
+        target="sliced",
+        words="out: ",
+    ),
+    Row(
+        "2: what the reference writes to a buffer is a part of the answer",
+        "leave the state alone",
+        "unwritten",
+        hostile("Counting", body="HONEST", plan=_NO_COUNT),
+        hostile("Counting"),
+        target="Counting",
+        words="the reference writes it",
     ),
     Row(
         "2: outputs of call i are checked again after call i+1",

@@ -109,6 +109,20 @@ def __init__(self, channels):
 """
 
 
+def test_who_has_no_weights_is_held_to_drawn_ones(lenient: Evaluator, repo: Path) -> None:
+    fresh = model("return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)")
+    evaluation = _evaluate(lenient, repo, fresh)
+    assert evaluation.status is Status.INCORRECT_NUMERICAL, evaluation.reason
+    assert "what is built in" in evaluation.reason
+
+
+def test_state_without_a_place_is_state_left_alone(lenient: Evaluator, repo: Path) -> None:
+    once = model("return F.batch_norm(x, None, None, torch.ones(8), torch.zeros(8), training=True)")
+    evaluation = _evaluate(lenient, repo, once, "::Norm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL, evaluation.reason
+    assert "norm.num_batches_tracked" in str(evaluation.verification), evaluation.reason
+
+
 @pytest.mark.parametrize(
     ("candidate", "target"),
     [
