@@ -198,6 +198,9 @@ def label_of(plan: LaunchPlan, own_share: float | None = None) -> Work:
     return "mixed" if 1.0 - own_share > _MIXED_SHARE else "kernel"
 
 
+#: Stands for operators that change a single number in place: a counter of calls, which is no work, whatever share of a
+#: short call's time its launch takes.
+ONE_NUMBER = "aten::one number in place"
 #: ATen operators that hand out memory, look at it another way or fill it with one number: no work of anybody's.
 _FREE_OPS = frozenset(
     [
@@ -207,7 +210,18 @@ _FREE_OPS = frozenset(
         *("t", "transpose", "permute", "expand", "expand_as", "squeeze", "unsqueeze", "slice", "select", "narrow"),
         *("split", "chunk", "unbind", "unfold", "movedim", "swapaxes", "numpy_T", "lift_fresh", "to", "is_nonzero"),
         *("resolve_conj", "resolve_neg", "is_contiguous", "size", "stride", "numel", "broadcast_to", "contiguous"),
-        *("unflatten", "data", "requires_grad_", "is_pinned", "pin_memory", "detach_", "diagonal", "real", "type_as"),
+        *(
+            ONE_NUMBER.removeprefix("aten::"),
+            "unflatten",
+            "data",
+            "requires_grad_",
+            "is_pinned",
+            "pin_memory",
+            "detach_",
+            "diagonal",
+            "real",
+        ),
+        "type_as",
     ]
 )
 

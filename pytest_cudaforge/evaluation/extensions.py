@@ -13,6 +13,7 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerProtocol
-from pytest_cudaforge.evaluation.contract import is_library
+from pytest_cudaforge.evaluation.contract import ONE_NUMBER, is_library
 from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text, request_to_text
 
 __all__ = ["MAX_EXTENSIONS", "NEVER", "ExtensionRequest", "NeedsBuild", "decode_request", "install", "missing"]
@@ -405,7 +406,7 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     _registry.own_calls = 0
     # Not torch.profiler.profile: that loads torch._dynamo, which takes seconds.
     profiler: Any = torch.autograd.profiler.profile
-    with profiler(use_device="cuda" if cuda else None, use_kineto=True) as profile:
+    with profiler(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=True) as profile:
         # Of this thread alone: where other processes keep the cores busy, waiting for one is nobody's work.
         began = time.thread_time_ns()
         for _ in range(calls):
@@ -416,12 +417,18 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     return _summary(profile, 0 if cuda else thread_ns, cuda)
 
 
+def _changes_one_number(event: Any) -> bool:
+    """An operator in place (its first argument is a tensor, then) none of whose arguments has more than one element."""
+    in_place = event.key.endswith("_") and not event.key.endswith("__")
+    return in_place and bool(event.input_shapes) and all(math.prod(shape) == 1 for shape in event.input_shapes)
+
+
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
     own_ns, own_calls, device_ns, torchs_ns, copies_ns = 0.0, _registry.own_calls, 0.0, 0.0, 0.0
     librarys_ns = 0.0
     operators: dict[str, float] = {}
     kernels: list[list[Any]] = []
-    averages = profile.key_averages()
+    averages = profile.key_averages(group_by_input_shape=True)
     # Where the driver lets nobody profile, the host's time of launching has to do.
     on_gpu = cuda and any(event.self_device_time_total > 0 for event in averages)
     for event in averages:
@@ -440,7 +447,8 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
             own_ns += ns
             own_calls += 0 if event.key.startswith(_OWN) else event.count
         elif event.key.startswith("aten::"):
-            operators[event.key] = operators.get(event.key, 0.0) + ns
+            name = ONE_NUMBER if _changes_one_number(event) else event.key
+            operators[name] = operators.get(name, 0.0) + ns
     if on_gpu:
         # Torch's own kernels without an operator: a CUDA graph replays what was recorded.
         hidden_ns = torchs_ns - max(0.0, sum(operators.values()) - copies_ns)

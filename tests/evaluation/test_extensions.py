@@ -99,13 +99,15 @@ class _Event:
     is_user_annotation: bool = False
     count: int = 1
     self_cpu_time_total: float = 1.0
+    input_shapes: tuple[list[int], ...] = ()
 
 
 @dataclass(frozen=True)
 class _Profile:
     events: tuple[_Event, ...]
 
-    def key_averages(self) -> tuple[_Event, ...]:
+    def key_averages(self, group_by_input_shape: bool) -> tuple[_Event, ...]:
+        assert group_by_input_shape
         return self.events
 
 
@@ -122,8 +124,8 @@ ATEN = _Event("void at::native::vectorized_elementwise_kernel<4, MulFunctor>", 3
 CUBLAS = _Event("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", 90.0)
 
 
-def _operator(name: str, us: float) -> _Event:
-    return _Event(name, us, device_type="DeviceType.CPU")
+def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
+    return _Event(name, us, device_type="DeviceType.CPU", input_shapes=shapes)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +133,27 @@ def _operator(name: str, us: float) -> _Event:
     [
         ((OWN, SPAN), "kernel"),
         ((OWN, SPAN, ATEN, _operator("aten::mul", 3.0)), "mixed"),
+        ((OWN, SPAN, ATEN, _operator("aten::add_", 3.0, [], [], [])), "kernel"),
+        ((OWN, SPAN, ATEN, _operator("aten::add_", 3.0, [64], [], [])), "mixed"),
+        ((OWN, SPAN, ATEN, _operator("aten::addmv_", 3.0, [], [64])), "mixed"),
+        ((OWN, SPAN, ATEN, _operator("aten::rand", 3.0, [], [])), "mixed"),
         ((SPAN, ATEN, _operator("aten::mul", 3.0)), "rewrite"),
         ((OWN, CUBLAS, _operator("aten::mm", 90.0)), "library"),
         ((OWN, SPAN, CUBLAS), "library"),
         ((_Event("my_sgemm_ampere_tuned(float*)", 90.0), SPAN), "kernel"),
     ],
-    ids=["own", "torch inside an extension", "nothing own", "torch's product", "cuBLAS by itself", "own product"],
+    ids=[
+        "own",
+        "torch inside an extension",
+        "a counter",
+        "in place",
+        "a sum into one number",
+        "drawn",
+        "nothing own",
+        "torch's product",
+        "cuBLAS by itself",
+        "own product",
+    ],
 )
 def test_time_belongs_to_whoever_wrote_the_kernel(events: tuple[_Event, ...], label: str) -> None:
     assert _labelled(*events) == label
