@@ -58,6 +58,7 @@ class Trial:
     frame_before: int = 0
     renewed: bool = False
     exchanged: bool = False
+    crowded: bool = False
 
 
 def contract_trials(

@@ -55,6 +55,8 @@ _MAX_PROBED_WORKLOADS = 4
 #: Rounds of calls on the same values, the last output of each compared: at least (where a machine is busy that takes
 #: long, and ten times the time is given) and at most.
 _REPEATS, _IN_A_ROW = (16, 32), 4
+#: Calls on new values while most of a GPU is busy.
+_CROWDED = 2
 _REPEATS_S = 0.15
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
@@ -181,6 +183,7 @@ class Verifier:
                 self._check_repeated(product, run, trials[-1])
                 self._check_second_call(product, run, trials[-1])
                 self._check_one_after_another(product, run, trials[-1])
+                self._check_crowded(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
                 if self.probed:
@@ -241,6 +244,17 @@ class Verifier:
             return  # what all calls but the last left cannot be told any more
         trial = replace(last, name="one after another", calls_before=0, renewed=False, exchanged=False)
         self._judge_further(product, trial, run.one_after_another)
+
+    def _check_crowded(self, product: Product, run: _Run, last: Trial) -> None:
+        """New values, and a call while few multiprocessors are free: blocks that else run side by side run one after
+        another, so that who reads what others have not written yet finds what the call before left."""
+        if self.kitchen.device.kind != "cuda" or not product.traced.main.steps:
+            return
+        for _ in range(_CROWDED):
+            case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed)
+            trial = replace(last, name="few multiprocessors", case=case, calls_before=0, renewed=False, crowded=True)
+            trial = replace(trial, exchanged=False)
+            self._judge_further(product, trial, lambda name, crowded: run.case(name, crowded, contract=True))
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
@@ -549,7 +563,7 @@ class _Run:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
         self._prepare(trial)
         plan = self.product.traced.main
-        returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s)
+        returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s, crowded=trial.crowded)
         if returned is not None:
             wrong = compare_structure(returned, self.product.workload)
             if wrong:

@@ -122,12 +122,15 @@ class Worker:
         self._sets = None
         self._ask(_RELOAD, {}, f"loading the kernels again for {phase}", timeout_s)
 
-    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float) -> LaunchPlan | None:
-        """Run the main or the prepare plan once and synchronise the device.
+    def run(
+        self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, crowded: bool = False
+    ) -> LaunchPlan | None:
+        """Run the main or the prepare plan once and synchronise the device. ``crowded``: while most of a GPU is busy.
 
         Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
         """
-        self._ask(_RUN, {"which": which, "bindings": [list(b) for b in bindings]}, f"running {which}", timeout_s)
+        asked = {"which": which, "bindings": [list(b) for b in bindings], "crowded": crowded}
+        self._ask(_RUN, asked, f"running {which}", timeout_s)
         return None
 
     def run_many(
@@ -308,7 +311,11 @@ class _Service:
         elif request.operation == _RELOAD:
             self._load()
         elif request.operation == _RUN:
-            self._bind(asked["which"], asked["bindings"]).run()
+            bound = self._bind(asked["which"], asked["bindings"])
+            if asked["crowded"] and self._device != "cpu":
+                self._event_clock().crowded(bound)
+            else:
+                bound.run()
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])

@@ -165,6 +165,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "plausible": _odd_zones,
     "exchanged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.exchanged]),
     "one after another": _no_quick_calls,
+    "crowded": lambda patch: patch.setattr(verification.Verifier, "_check_crowded", lambda *_: None),
     "judge": _no_judge,
     "novelty": _no_novelty,
     "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),
