@@ -348,8 +348,9 @@ class Sitting:
             # Further processes are for the one comparison that is not clear.
             for name in self.rotation.parties if process < self.pace.processes else ():
                 parties[name] = self._baseline(name)
-            for party in parties.values():
-                party.turn(self.pace.slice_ns / 4)  # warm-up: page faults, thread pools, clocks
+            # Warm-up: page faults, thread pools, clocks; and memory, which who comes first has in other places.
+            for name in self._order(parties, process)[: len(parties)]:
+                parties[name].turn(self.pace.slice_ns / 4)
             # What is looked at besides the blocks takes nothing of their time.
             blocks = self._blocks(process, parties, time.monotonic() + self.pace.budget_s / self.pace.processes)
             if blocks and not self._writes_inputs():
