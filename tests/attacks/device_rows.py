@@ -203,19 +203,19 @@ _ATOMIC_BODY = (
 )
 #: Each block's part of the sum, and then one of them adds up all.
 _PARTS = (
-    "float s = 0; for (int i = blockIdx.x + 256 * threadIdx.x; i < n; i += 65536) s += x[i] * x[i]; s = block_sum(s);"
+    "float s = 0; for (int i = blockIdx.x + 1024 * threadIdx.x; i < n; i += 262144) s += x[i] * x[i]; s = block_sum(s);"
     " if (threadIdx.x) return; *(volatile float*)(parts + blockIdx.x) = s; __threadfence(); WHO"
-    " { s = 0; for (int b = 0; b < 256; ++b) s += *(volatile float*)(parts + b); *y = s; }"
+    " { s = 0; for (int b = 0; b < 1024; ++b) s += *(volatile float*)(parts + b); *y = s; }"
 )
-_PARTS_BEFORE = "__device__ float parts[256]; __device__ unsigned arrived;"
+_PARTS_BEFORE = "__device__ float parts[1024]; __device__ unsigned arrived;"
 _PARTS_PLAN = """from pytest_cudaforge.plan import empty, launch
 
 def plan(x):
     y = empty((), x.dtype)
-    launch("kernel", grid=(256,), block=(256,), args=(x, y, x.numel()))
+    launch("kernel", grid=(1024,), block=(256,), args=(x, y, x.numel()))
     return y
 """
-_SOME_TIME_LATER = "if (blockIdx.x) return; for (int k = 0; k < 40; ++k) __nanosleep(1000);"
+_SOME_TIME_LATER = "if (blockIdx.x) return; for (int k = 0; k < 20; ++k) __nanosleep(1000);"
 _ONE_PASS = (
     "float s = 0, t = 0; for (int c = threadIdx.x; c < cols; c += 256) { s += p[c]; t += p[c] * p[c]; }"
     " const float m = block_sum(s) / cols, k = rsqrtf(block_sum(t) / cols - m * m + 1e-5f);"
@@ -495,7 +495,7 @@ def plan(x):
         device_kernel("energy", body=_PARTS.replace("WHO", _SOME_TIME_LATER), before=_PARTS_BEFORE, plan=_PARTS_PLAN),
         device_kernel(
             "energy",
-            body=_PARTS.replace("WHO", "if (atomicAdd(&arrived, 1u) % 256 == 255)"),
+            body=_PARTS.replace("WHO", "if (atomicAdd(&arrived, 1u) % 1024 == 1023)"),
             before=_PARTS_BEFORE,
             plan=_PARTS_PLAN,
         ),
