@@ -8,6 +8,8 @@ rounding the task involves; the candidate may be ``kappa`` times as far away, ne
 2. every slice's largest error is bounded by the reference's *global* largest error (one destroyed row cannot hide in
    a global norm; honest rows may be many times worse than the same row of the reference);
 3. a slice that lost its leading digit while the reference kept four is destroyed, whatever the other slices' scale;
+   large values hide nothing: one that many elements share bit for bit (a mask's) is left out of all norms, and what is
+   far smaller than the largest elements is judged once more without them;
 4. ``|mean(c-o)|`` stays within what rounding allows; for half types the mean errors of elements of one size do, too
    (another formula, or a cut instead of a rounding, errs to one side there; roundings do not), and so does the slope
    of ``c`` over ``o`` (a factor that is slightly off drowns in the roundings of single elements);
@@ -22,6 +24,7 @@ lazily: the supervisor reads the constants without it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -84,8 +87,16 @@ SYSTEMATIC_GROUPS, SYSTEMATIC_SAMPLE, SYSTEMATIC_LEAST = 16, 16384, 1024
 GAIN, GAIN_OF_FEW, GAIN_CHANCE = 0.2, 2.0, 4.0
 GAIN_LEAST, GAIN_SAMPLE, GAIN_SUMS = 64, 1 << 17, 8
 SLICE = 256  # elements per slice where an output has a single row
+SHORT = 32  # elements of a slice: fewer say nothing
 DESTROYED = 0.1  # relative rms error of a slice without its leading digit
 DESTROYED_RATIO = 1000.0  # ... while the reference's own error in that slice is this much smaller
+#: A mask's value: so large (and as many times larger than the others), shared by such a part of all elements, and so
+#: many of them: a causal mask's, a padding's, and both added up.
+FILL, FILL_SHARE, FILL_SAMPLE, FILLS = 100.0, 0.01, 16384, 3
+#: Elements of less than 1, 16, 256, ... are judged without the larger ones where they are such a part of all, and this
+#: many. A quarter as strictly as a slice: of elements with one spread and one error, an eighth are small by chance, and
+#: to those the bound is no closer than to all.
+REST_BITS, REST_SHARE, REST_LEAST, REST_ROOM, REST_SAMPLE = 4, 0.125, 32, 4.0, 16384
 BLOCK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
@@ -123,6 +134,7 @@ class _Sums:
     oracle_square: float = 0.0
     oracle_abs: float = 0.0
     oracle_max: float = 0.0
+    top: float = 0.0  # the reference's value where the oracle's is largest
     candidate_square: float = 0.0
     reference_square: float = 0.0
     candidate_sum: float = 0.0
@@ -221,9 +233,9 @@ def _judge_floating(
     c, r, o = (t.reshape(rows) for t in (candidate, reference, oracle))
     spread = [t.reshape(rows) for t in others]
     nonfinite = _judge_nonfinite(path, c, r, spread, shape, dtype)
-    sums = _accumulate(c, r, o, limits)
+    sums, fills = _without_fills(c, r, o, limits)
     for other in spread:
-        _widen_by(sums, _accumulate(other, r, o, limits))
+        _widen_by(sums, _accumulate(other, r, o, limits, fills))
     if not sums.count:
         return Judgement(None, None, nonfinite)
     exact = sums.reference_square == 0.0 and rule.reduction > 1
@@ -236,18 +248,20 @@ def _judge_floating(
     found = list(nonfinite)
     slice_bound = _slice_bound(sums, limits, rule, partial, candidate.numel())
     if ratio > kappa:
-        found.append(_locate(path, "values", c, r, o, shape, kappa * scale, ratio, kappa))
+        found.append(_locate(path, "values", c, r, o, shape, kappa * scale, ratio, kappa, fills))
     elif sums.candidate_max > slice_bound:
-        found.append(_locate(path, "slice", c, r, o, shape, slice_bound, ratio, kappa))
+        found.append(_locate(path, "slice", c, r, o, shape, slice_bound, ratio, kappa, fills))
     elif sums.destroyed_row >= 0:
         found.append(_destroyed(path, sums, rows, ratio, kappa))
     found.extend(
         _judge_bias(path, sums, limits, kappa * scale / math.sqrt(_independent(shape, rule.reduction)), ratio, kappa)
     )
     if not found:
-        found.extend(_judge_systematic(path, c, r, o, shape, rule, limits, error, ratio, kappa))
+        found.extend(_judge_rest(path, c, r, o, spread, shape, fills, sums, rule, limits, partial, ratio, kappa))
     if not found:
-        found.extend(_judge_gain(path, candidate, reference, oracle, rule, limits, ratio, kappa))
+        found.extend(_judge_systematic(path, c, r, o, shape, fills, rule, limits, error, ratio, kappa))
+    if not found:
+        found.extend(_judge_gain(path, candidate, reference, oracle, fills, rule, limits, ratio, kappa))
     found.extend(_judge_user_bound(path, c, r, o, shape, rule))
     return Judgement(ratio, kappa, tuple(found), rule.partial or exact)
 
@@ -316,10 +330,13 @@ def _rows_of(tensor: Tensor) -> tuple[int, int]:
     return (total // columns, columns)
 
 
-def _blocks(c: Tensor, r: Tensor, o: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+def _blocks(
+    c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...] = ()
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Blocks of rows as fp64, with the number of their first row.
 
-    Beyond the dtype's range (a mask's value, an overflow) the oracle has nothing to say: the reference stands in.
+    Beyond the dtype's range (a mask's value, an overflow) the oracle has nothing to say: the reference stands in. Where
+    candidate and reference have one of ``fills`` it is NaN.
     """
     import torch
 
@@ -329,19 +346,52 @@ def _blocks(c: Tensor, r: Tensor, o: Tensor) -> Iterator[tuple[int, Tensor, Tens
     for start in range(0, int(c.shape[0]), step):
         part = slice(start, start + step)
         cb, rb, ob = (t[part].to(torch.float64) for t in (c, r, o))
-        yield start, cb, rb, ob.where(ob.abs() <= largest, rb)
+        yield start, cb, rb, _unfilled(cb, rb, ob.where(ob.abs() <= largest, rb), fills)
 
 
-def _accumulate(c: Tensor, r: Tensor, o: Tensor, limits: Tolerance) -> _Sums:
+def _unfilled(c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...]) -> Tensor:
+    """``o``, NaN where ``c`` and ``r`` both have one of these values."""
+    for value in fills:
+        o = o.masked_fill((c == value) & (r == value), math.nan)
+    return o
+
+
+def _without_fills(c: Tensor, r: Tensor, o: Tensor, limits: Tolerance) -> tuple[_Sums, tuple[float, ...]]:
+    """The sums, and the large values they leave out since many elements share them bit for bit: a mask's.
+
+    Such a value says nothing of what rounding leaves in the others. They count as if of size 1 where they are smaller:
+    a saturated function (a softmax in per cent) has one value in many places, too, and digits of that size to lose.
+    """
+    everything = sums = _accumulate(c, r, o, limits)
+    fills: tuple[float, ...] = ()
+    while abs(sums.top) >= FILL and len(fills) < FILLS and _is_shared(c, r, sums.top):
+        fills = (*fills, sums.top)
+        sums = _accumulate(c, r, o, limits, fills)
+        if sums.count and min(map(abs, fills)) >= FILL * max(1.0, _rms(sums.oracle_square, sums.count)):
+            sums.oracle_square, sums.oracle_abs = (max(s, sums.count) for s in (sums.oracle_square, sums.oracle_abs))
+            sums.oracle_max = max(sums.oracle_max, 1.0)
+            return sums, fills
+    return everything, ()
+
+
+def _is_shared(c: Tensor, r: Tensor, value: float) -> bool:
+    step = max(1, c.numel() // FILL_SAMPLE) | 1  # odd, so that it visits all columns
+    cs, rs = (t.reshape(-1)[::step].double() for t in (c, r))
+    return float(((cs == value) & (rs == value)).double().mean()) >= FILL_SHARE
+
+
+def _accumulate(c: Tensor, r: Tensor, o: Tensor, limits: Tolerance, fills: tuple[float, ...] = ()) -> _Sums:
     sums = _Sums()
-    for start, cb, rb, ob in _blocks(c, r, o):
+    for start, cb, rb, ob in _blocks(c, r, o, fills):
         finite = cb.isfinite() & rb.isfinite() & ob.isfinite()
         ce, re = (cb - ob).where(finite, 0.0), (rb - ob).where(finite, 0.0)
         of = ob.where(finite, 0.0)
         sums.count += int(finite.sum())
         sums.oracle_square += float(of.square().sum())
         sums.oracle_abs += float(of.abs().sum())
-        sums.oracle_max = max(sums.oracle_max, float(of.abs().max()))
+        top = int(of.abs().argmax())
+        if abs(float(of.flatten()[top])) > sums.oracle_max:
+            sums.oracle_max, sums.top = abs(float(of.flatten()[top])), float(rb.flatten()[top])
         sums.candidate_sum += float(ce.sum())
         sums.reference_sum += float(re.sum())
         sums.candidate_square += float(ce.square().sum())
@@ -351,20 +401,100 @@ def _accumulate(c: Tensor, r: Tensor, o: Tensor, limits: Tolerance) -> _Sums:
         worst = int(per_row.argmax())
         if float(per_row[worst]) > sums.candidate_max:
             sums.candidate_max, sums.worst_row = float(per_row[worst]), start + worst
-        _find_destroyed(sums, start, ce, re, of, limits)
+        _find_destroyed(sums, start, ce, re, of, finite, limits)
     return sums
 
 
-def _find_destroyed(sums: _Sums, start: int, ce: Tensor, re: Tensor, of: Tensor, limits: Tolerance) -> None:
-    if ce.shape[1] < 32:
+def _find_destroyed(
+    sums: _Sums, start: int, ce: Tensor, re: Tensor, of: Tensor, finite: Tensor, limits: Tolerance
+) -> None:
+    if ce.shape[1] < SHORT:
         return  # a short row may cancel to almost nothing by chance
     rms_c, rms_r, rms_o = (t.square().mean(dim=1).sqrt() for t in (ce, re, of))
     typical = math.sqrt(sums.oracle_square / max(1, sums.count))
     floor = limits.unit_roundoff * rms_o
     bad = (rms_c > DESTROYED * rms_o) & (rms_c > DESTROYED_RATIO * rms_r.maximum(floor)) & (rms_o > 1e-3 * typical)
+    bad &= finite.sum(dim=1) >= SHORT
     if sums.destroyed_row < 0 and bool(bad.any()):
         row = int(bad.to(dtype=rms_c.dtype).argmax())
         sums.destroyed_row, sums.destroyed_error = start + row, float(rms_c[row] / rms_o[row])
+
+
+def _judge_rest(
+    path: str,
+    c: Tensor,
+    r: Tensor,
+    o: Tensor,
+    spread: Sequence[Tensor],
+    shape: tuple[int, ...],
+    fills: tuple[float, ...],
+    sums: _Sums,
+    rule: Rule,
+    limits: Tolerance,
+    partial: bool,
+    ratio: float,
+    kappa: float,
+) -> list[Mismatch]:
+    """Is what is small beside the largest elements right, too?
+
+    The error of elements below some size, over that of the reference in the same ones or what rounding leaves of their
+    size, or of size 1 where they are smaller still: an honest formula may have such terms where the reference has none
+    (1 + erf, log(1 + exp)), and lose an activation's tail. It has none of the size of other elements.
+    """
+    unit = _roundings(limits, rule, partial)
+    room = REST_ROOM * limits.kappa_max * _growth(rule.reduction, limits)
+    room *= _sum_growth(rule.reduction, limits, c.numel())
+    if sums.oracle_max <= 1.0 or not _may_hide(c, r, o, fills, sums, room * unit):
+        return []
+    by_size = _by_size(c, r, o, fills)
+    for other in spread:
+        by_size[2] = by_size[2].maximum(_by_size(other, r, o, fills)[1])
+    counts, squares, references, oracles = by_size.cumsum(1).tolist()
+    for number, count in enumerate(counts[:-1]):
+        found, own, size = (_rms(row[number], int(count)) for row in (squares, references, oracles))
+        bound = room * max(own, unit * max(1.0, size), rule.noise)
+        if found > bound and count >= max(REST_LEAST, REST_SHARE * counts[-1]):
+            below = 2.0 ** (REST_BITS * number)
+            wrong = _locate(path, "slice", c, r, o, shape, bound, ratio, kappa, fills, below)
+            detail = (
+                f"{int(count)} of {int(counts[-1])} elements are smaller than {below:.3g}; their error norm is "
+                f"{found:.3g}, rounding allows {bound:.3g}: the larger ones hide it"
+            )
+            return [dataclasses.replace(wrong, detail=detail)]
+    return []
+
+
+def _may_hide(c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...], sums: _Sums, relative: float) -> bool:
+    """Would all the errors, were they those of some elements of one size, exceed ``relative`` times that size?
+
+    Sizes are told from a sample, by halves: what is judged are large parts. It spares nearly all outputs a second walk.
+    """
+    if sums.candidate_square < REST_SHARE * sums.count * relative**2:
+        return False
+    if c.numel() <= 4 * REST_SAMPLE:
+        return True
+    step = max(1, c.numel() // REST_SAMPLE) | 1  # odd, so that it visits all columns
+    cs, rs, os = (t.reshape(-1)[::step].reshape(1, -1) for t in (c, r, o))
+    counts, _, _, oracles = _by_size(cs, rs, os, fills).cumsum(1)
+    sizes = (oracles / counts.clamp(min=1.0)).sqrt().div(2.0).clamp(min=1.0)
+    shares = counts / counts[-1].clamp(min=1.0)
+    allowed = shares / 2.0 * sums.count * (relative * sizes).square()
+    return bool(((2.0 * shares >= REST_SHARE) & (sums.candidate_square >= allowed)).any())
+
+
+def _by_size(c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...]) -> Tensor:
+    """(4, sizes) in fp64, for elements of less than 1, 2**REST_BITS, ...: how many, squares of c-o, of r-o, of o."""
+    import torch
+
+    total = torch.zeros(4, 2 + 1024 // REST_BITS, dtype=torch.float64, device=c.device)
+    for _, cb, rb, ob in _blocks(c, r, o, fills):
+        finite = cb.isfinite() & rb.isfinite() & ob.isfinite()
+        ob = ob.where(finite, 0.0)
+        size = ob.frexp().exponent.clamp_(min=0).add_(REST_BITS - 1).div_(REST_BITS, rounding_mode="floor").flatten()
+        for row, values in enumerate((torch.ones_like(ob), cb - ob, rb - ob, ob)):
+            weights = values.where(finite, 0.0).square_().flatten()
+            total[row] += torch.bincount(size, weights, total.shape[1])
+    return total
 
 
 def _destroyed(path: str, sums: _Sums, rows: tuple[int, int], ratio: float, bound: float) -> Mismatch:
@@ -442,6 +572,7 @@ def _judge_systematic(
     r: Tensor,
     o: Tensor,
     shape: tuple[int, ...],
+    fills: tuple[float, ...],
     rule: Rule,
     limits: Tolerance,
     error: float,
@@ -454,7 +585,7 @@ def _judge_systematic(
     """
     if limits.unit_roundoff < 1e-6 or c.numel() < SYSTEMATIC_LEAST:
         return []
-    found, allowed, scale, count = _systematic(c, r, o)
+    found, allowed, scale, count = _systematic(c, r, o, fills)
     leading = max(shape[:-1], default=1)
     independent = leading if rule.reduction > 1 else count
     bound = max(
@@ -470,12 +601,13 @@ def _judge_systematic(
     return [Mismatch(path, "bias", detail, error_ratio=ratio, bound=kappa, got=found, expected=bound)]
 
 
-def _systematic(c: Tensor, r: Tensor, o: Tensor) -> tuple[float, float, float, int]:
+def _systematic(c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...]) -> tuple[float, float, float, int]:
     """Over groups of elements of one size of ``o``: rms of the mean errors of ``c`` and of ``r``; rms(o); how many."""
     import torch
 
     step = max(1, c.numel() // SYSTEMATIC_SAMPLE) | 1  # odd, so that it visits all columns
     cs, rs, os = (t.reshape(-1)[::step].to(torch.float64) for t in (c, r, o))
+    os = _unfilled(cs, rs, os, fills)
     finite = cs.isfinite() & rs.isfinite() & (os.abs() <= float(torch.finfo(c.dtype).max))
     order = os[finite].argsort()
     cs, rs, os = (t[finite][order] for t in (cs, rs, os))
@@ -488,7 +620,15 @@ def _systematic(c: Tensor, r: Tensor, o: Tensor) -> tuple[float, float, float, i
 
 
 def _judge_gain(
-    path: str, c: Tensor, r: Tensor, o: Tensor, rule: Rule, limits: Tolerance, ratio: float, kappa: float
+    path: str,
+    c: Tensor,
+    r: Tensor,
+    o: Tensor,
+    fills: tuple[float, ...],
+    rule: Rule,
+    limits: Tolerance,
+    ratio: float,
+    kappa: float,
 ) -> list[Mismatch]:
     """Half types only: is the candidate the oracle times one, up to what its roundings leave by chance?
 
@@ -499,6 +639,7 @@ def _judge_gain(
         return []
     step = [slice(None, None, step) for step in _thinned(tuple(c.shape), GAIN_SAMPLE)]
     cs, rs, os = (t[tuple(step)].double() for t in (c, r, o))
+    os = _unfilled(cs, rs, os, fills)
     seen = cs.isfinite() & rs.isfinite() & (os.abs() <= float(_finfo(c).max))
     cs, rs, os = (t.where(seen, t.new_zeros(())) for t in (cs, rs, os))
     total = float(os.square().sum())
@@ -572,12 +713,17 @@ def _locate(
     limit: float,
     ratio: float,
     bound: float,
+    fills: tuple[float, ...],
+    below: float = math.inf,
 ) -> Mismatch:
-    """Where the error is: the worst element, how many are off, and the pattern of their indices."""
+    """Where the error is: the worst element, how many are off, and the pattern of their indices.
+
+    Elements of the oracle's that are not ``below`` some size do not count, nor do ``fills``.
+    """
     worst, place, got, expected, off = -1.0, 0, 0.0, 0.0, 0
     pattern = ""
-    for start, cb, _, ob in _blocks(c, r, o):
-        error = (cb - ob).abs().nan_to_num(0.0, 0.0)
+    for start, cb, _, ob in _blocks(c, r, o, fills):
+        error = (cb - ob).abs().nan_to_num(0.0, 0.0).where(ob.abs() < below, 0.0)
         wrong = error > limit
         off += int(wrong.sum())
         top = int(error.argmax())

@@ -708,7 +708,21 @@ def judged(op: Op, args: tuple[Tensor, ...]) -> tuple[Tensor, Rule]:
     return oracle, Rule(mode.summed(oracle), noise=noise)
 
 
-def measure(op: Op, dtype: torch.dtype, k: int, elements: int, device: str, seed: int) -> Iterator[Row]:
+def beside_others(beside: str, *versions: Tensor) -> tuple[Tensor, ...]:
+    """Versions of an output with as many elements in front that are right in all, and large: ``fill`` ones that share
+    one value as a mask's do, or ``spread`` ones."""
+    if not beside:
+        return versions
+    dtype, count = versions[0].dtype, versions[0].numel()
+    size = 3e4 if dtype == torch.float16 else 1e9
+    front = torch.full((count,), -size) if beside == "fill" else size * (0.5 + torch.rand(count))
+    front = front.to(dtype)
+    return tuple(torch.cat([front.to(t.dtype), t.flatten()]).reshape(2, -1) for t in versions)
+
+
+def measure(
+    op: Op, dtype: torch.dtype, k: int, elements: int, device: str, seed: int, beside: str = ""
+) -> Iterator[Row]:
     rows = 1 if op.name == "sum of all" else max(1, min(4096, elements // k))
     generator = torch.Generator().manual_seed(1000 * seed + k % 997)
     torch.manual_seed(seed)
@@ -721,7 +735,8 @@ def measure(op: Op, dtype: torch.dtype, k: int, elements: int, device: str, seed
             if style.name == "fused" and k > 16384:
                 continue
             found = style.run(*args).to(reference.dtype)
-            verdict = judge_output("out", found, reference, oracle, rule)
+            versions = beside_others(beside, found, reference, oracle)
+            verdict = judge_output("out", *versions, rule)
             ratio = verdict.error_ratio if verdict.error_ratio is None else float(f"{verdict.error_ratio:.4g}")
             kinds = tuple(m.kind for m in verdict.mismatches)
             name = str(dtype).removeprefix("torch.")
@@ -737,7 +752,7 @@ def measured(args: argparse.Namespace) -> Iterator[Row]:
                     continue
                 began = time.perf_counter()
                 for seed in range(op.seeds * args.seeds):
-                    yield from measure(op, dtype, k, args.elements, args.device, seed)
+                    yield from measure(op, dtype, k, args.elements, args.device, seed, args.beside)
                 print(f"{name} {dtype} {k}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
 
@@ -865,6 +880,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--dtypes", default="float32,bfloat16,float16")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--beside", choices=("", "fill", "spread"), default="", help="large right values, too")
     parser.add_argument("--save", type=Path)
     parser.add_argument("--table", type=Path, help="print the table of a saved run")
     parser.add_argument("--brief", action="store_true", help="one line per operator and type")

@@ -253,6 +253,119 @@ def test_unwritten_tail_is_located() -> None:
     assert "columns from 4000 to the end" in mismatch.pattern
 
 
+# -- large values beside smaller ones ----------------------------------------------------------------------------------
+
+
+def _beside(front: Tensor, *versions: Tensor) -> tuple[Tensor, ...]:
+    """Versions of an output with the same right values in the columns in front."""
+    return tuple(torch.cat([front.to(version.dtype), version], 1) for version in versions)
+
+
+def _scores(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = _inputs("normal", (32, 256), dtype)
+    return (x.double() * 0.125).to(dtype), x.double() * 0.125
+
+
+_FILLS = [(torch.float32, -1e9), (torch.float32, -1e4), (torch.bfloat16, -1e9), (torch.float16, -65504.0)]
+_FILLS += [(torch.float32, torch.finfo(torch.float32).min), (torch.float64, torch.finfo(torch.float64).min)]
+
+
+@pytest.mark.parametrize(("dtype", "value"), _FILLS)
+def test_the_value_of_a_mask_hides_nothing(dtype: torch.dtype, value: float) -> None:
+    scores, oracle = _scores(dtype)
+    front = torch.full((32, 64), value, dtype=torch.float64)
+    limits = TOLERANCES[str(dtype).removeprefix("torch.")]
+    off = 1 + 50 * limits.kappa * limits.unit_roundoff
+    for wrong in (torch.zeros_like(scores), (oracle * off).to(dtype)):
+        assert _judge(*_beside(front, wrong, scores, oracle), 1).mismatches
+    assert not _judge(*_beside(front, scores.clone(), scores, oracle), 1).mismatches
+    other = _beside(front, scores.clone(), scores, oracle)
+    other[0][3, 3] = 0.5 * value
+    assert _judge(*other, 1).mismatches  # a mask's value is compared like any other
+
+
+def test_two_masks_added_up_hide_nothing_and_name_what_is_wrong() -> None:
+    scores, oracle = _scores(torch.float32)
+    front = torch.cat([torch.full((32, 40), -1e9), torch.full((32, 24), -2e9)], 1)
+    wrong = scores.clone()
+    wrong[5, 100] += 0.01
+    judgement = _judge(*_beside(front, wrong, scores, oracle), 1)
+    assert [(m.kind, m.index) for m in judgement.mismatches] == [("values", (5, 164))]
+    # Added to the scores, a mask's value swallows them, but not in the oracle.
+    swallowed = oracle.clone()
+    swallowed[:, :64] -= 1e9
+    candidate, reference = scores.clone(), scores.clone()
+    candidate[:, :64] = reference[:, :64] = -1e9
+    assert not _judge(candidate, reference, swallowed, 1).mismatches
+    assert _judge(candidate * 1.0001, reference, swallowed, 1).mismatches
+    candidate[:, 64:] *= 1.0001
+    assert _judge(candidate, reference, swallowed, 1).mismatches
+
+
+def test_a_saturated_function_is_no_mask() -> None:
+    """A softmax in per cent where every row has one winner: the others are judged by what is lost from 100."""
+    x = _inputs("large", (8, 64))
+    x[:, 0] = x.amax(1) + 30.0
+    oracle = 100 * torch.softmax(x.double(), 1)
+    candidate = (100 * torch.softmax(x + 1e-6 * torch.randn_like(x), 1)).float()
+    assert not _judge(candidate, oracle.float(), oracle, 64).mismatches
+
+
+@pytest.mark.parametrize("size", [40.0, 1e4, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_larger_values_hide_nothing(dtype: torch.dtype, size: float) -> None:
+    x = _inputs("normal", (32, 256), dtype)
+    reference, oracle = torch.tanh(x), torch.tanh(x.double())
+    front = (size * (1 + torch.rand(32, 256, generator=torch.Generator().manual_seed(1)))).to(dtype).double()
+    for wrong in (torch.full_like(x, 7.0), -reference, torch.zeros_like(x)):
+        judgement = _judge(*_beside(front, wrong, reference, oracle), 1)
+        assert judgement.mismatches
+        assert size < 1e9 or "the larger ones hide it" in judgement.mismatches[0].detail
+    by_exp = (1 - 2 / (torch.exp(2 * x.float()) + 1)).to(dtype)
+    assert not _judge(*_beside(front, by_exp, reference, oracle), 1).mismatches
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("style", ["softplus", "silu", "tanh", "expm1", "log1p"])
+def test_an_activations_tail_may_be_lost_beside_larger_values(style: str, dtype: torch.dtype) -> None:
+    """Honest formulas that round at the size of 1, in fp32 or at each step, where the reference keeps its digits."""
+    low = torch.linspace(-30, -4, 16 * 64).reshape(16, 64)
+    tail = low.exp() if style in ("tanh", "expm1", "log1p") else low
+    x = torch.cat([tail, torch.linspace(5, 400, 16 * 64).reshape(16, 64)]).to(dtype)
+    reference, honest = {
+        "softplus": (torch.nn.functional.softplus, lambda v: v.clamp(min=0) + torch.log(1 + torch.exp(-v.abs()))),
+        "silu": (torch.nn.functional.silu, lambda v: v * (0.5 + 0.5 * torch.tanh(0.5 * v))),
+        "tanh": (lambda v: torch.tanh(v) * v.abs().ceil(), lambda v: (1 - 2 / (torch.exp(2 * v) + 1)) * v.abs().ceil()),
+        "expm1": (lambda v: torch.expm1(v / 64), lambda v: torch.exp(v / 64) - 1),
+        "log1p": (lambda v: torch.log1p(v) * v.ceil(), lambda v: torch.log(1 + v) * v.ceil()),
+    }[style]
+    for candidate in (honest(x.float()).to(dtype), honest(x)):
+        if not (style == "expm1" and dtype != torch.float32):  # overflows there
+            assert not _judge(candidate, reference(x), reference(x.double()), 1).mismatches
+
+
+@pytest.mark.parametrize("huge", [3, 1 << 18])
+def test_few_huge_values_or_many_hide_nothing_in_a_large_output(huge: int) -> None:
+    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(1))
+    x.flatten()[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(2))[:huge]] *= 1e9
+    small = x.abs() < 100
+    wrong = x.clone()
+    wrong[small & (torch.rand(x.shape) < 0.01)] = 1.5
+    (found,) = _judge(wrong, x, x.double(), 1).mismatches
+    assert "the larger ones hide it" in found.detail
+    assert found.index is not None and small[found.index] and found.got == 1.5
+    assert not _judge(x * (1 + 1e-7), x, x.double(), 1).mismatches
+
+
+def test_what_the_reference_loses_a_candidate_may_lose() -> None:
+    """Small results of large terms: their error is that of the terms, to the reference as to any kernel."""
+    x = _inputs("shifted", (64, 64))
+    oracle = torch.cat([x.double() * 100, (x.double() + 1e6) - 1e6 - 300], 1)
+    reference = torch.cat([x * 100, (x + 1e6) - 1e6 - 300], 1)
+    candidate = torch.cat([x * 100, (x + 2e6) - 2e6 - 300], 1)
+    assert not _judge(candidate, reference, oracle, 1).mismatches
+
+
 # -- special values ------------------------------------------------------------------------------------------------
 
 
