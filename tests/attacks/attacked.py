@@ -42,6 +42,16 @@ def normed(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 64)])
+def apart(x):
+    return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
+
+
+@forge_target(inputs=lambda: [torch.randn(48, 48)])
+def masked(x):
+    return (x * 0.125).masked_fill(torch.ones(48, 48).triu(1).bool(), -1e9)
+
+
 @forge_target(inputs=lambda: [torch.randn(20, 32, dtype=torch.bfloat16)], precision="bf16")
 def halves(x):
     return torch.nn.functional.silu(x)
@@ -131,6 +141,16 @@ _KERNELS = {
         "const float* x, float* y, long long rows, long long cols",
         "rows_by(x, y, rows, cols, 1e-6f);",
         "(x, y, *x.shape)",
+    ),
+    "apart": (
+        "const float* x, float* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
+        "(x, y, x.numel())",
+    ),
+    "masked": (
+        "const float* x, float* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = i % 48 > i / 48 ? -1e9f : x[i] * 0.125f;",
+        "(x, y, x.numel())",
     ),
     "halves": (
         "const unsigned short* x, unsigned short* y, long long n",
