@@ -145,11 +145,13 @@ def _normed(tensor: Tensor) -> bool:
     return False
 
 
-def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Generator) -> Tensor:
+def redraw(
+    family: str, drawn: Tensor, structure: Structure, generator: torch.Generator, shared: int | None = None
+) -> Tensor:
     """``drawn`` with new values of ``family``, of the same shape, dtype, device and memory layout.
 
     The scale is the draw's own standard deviation. ``large`` and ``shifted`` are smaller for half types, whose range
-    and precision are.
+    and precision are. ``shared``: a seed for what several inputs of a call have in common.
     """
     if structure == "drawn":
         return drawn
@@ -160,7 +162,8 @@ def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Ge
         values = {"shifted": lambda v: 0.9 + 0.1 * v, "sparse": lambda v: v**4}.get(family, lambda v: v)(values)
     else:
         scale = float(_sample(drawn).std()) if drawn.numel() > 1 else 1.0
-        values = _generic(family, values, scale or 1.0, drawn.dtype, spread, generator)
+        common = None if shared is None else torch.Generator(device=drawn.device).manual_seed(shared)
+        values = _generic(family, values, scale or 1.0, drawn.dtype, spread, generator, common)
     result = torch.empty_strided(drawn.shape, drawn.stride(), dtype=drawn.dtype, device=drawn.device)
     return result.copy_(values)
 
@@ -169,8 +172,9 @@ def redraw(family: str, drawn: Tensor, structure: Structure, generator: torch.Ge
 _TAILS = 3.5
 #: Share of zeros of each sign in "tails".
 _ZEROS = 0.01
-#: Scales of the vanishing entries of "faint", in this order: about the root of what norms add (1e-5, 1e-6, 1e-12).
-_FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2)
+#: Scales of the vanishing entries of "faint", in this order: about the root of what norms add (1e-5, 1e-6, 1e-12),
+#: and below what a scale or a length is often kept from (1e-8); half precision makes that a zero.
+_FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2, 1e-9)
 #: One entry in so many.
 _FAINT_SHARE = 6
 #: Standard deviation of "peaks", in those of the draw.
@@ -186,6 +190,7 @@ def _generic(
     dtype: torch.dtype,
     spread: tuple[float, float],
     generator: torch.Generator,
+    common: torch.Generator | None,
 ) -> Tensor:
     if family == "uniform":
         return values.uniform_(-1.0, 1.0, generator=generator).mul_(math.sqrt(3.0) * scale)
@@ -204,7 +209,7 @@ def _generic(
     if family == "peaks":
         return values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
     if family == "faint":
-        return values.mul_(_faintness(values, scale, generator))
+        return values.mul_(_faintness(values, scale, generator, common or generator))
     if family == "tails":
         return _with_zeros(values.mul_(_TAILS / scale), generator)
     if family == "sparse":
@@ -227,15 +232,22 @@ def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     return signs.to(values.dtype).reshape(-1, *(1,) * (values.dim() - 1))
 
 
-def _faintness(values: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+def _faintness(values: Tensor, scale: float, generator: torch.Generator, common: torch.Generator) -> Tensor:
     """Factors that let a few of the leading entries nearly vanish. The others keep their size, so that what is no
-    quotient is not judged by its last digits; and they are many: equal addends make a serial sum drift one way."""
+    quotient is not judged by its last digits; and they are many: equal addends make a serial sum drift one way.
+
+    Half of the few are the same ones in all inputs of so many entries: the sum of two vanishes only where both do.
+    """
     count = values.shape[0] if values.dim() > 1 else 1
     if count < 2:
         return values.new_ones(())
-    order = torch.rand(count, generator=generator, device=values.device).argsort()
-    faint = torch.tensor(_FAINT, device=values.device)[order % len(_FAINT)].div(scale)
-    factors = torch.where(order < max(1, count // _FAINT_SHARE), faint, 1.0)
+    few = max(1, count // _FAINT_SHARE)
+    keys = torch.rand(count, generator=common, device=values.device)
+    together = keys.argsort()[: (few + 1) // 2]
+    keys = torch.rand(count, generator=generator, device=values.device).index_fill_(0, together, 2.0)
+    chosen = torch.cat([together, keys.argsort()[: few // 2]])
+    scales = torch.tensor(_FAINT, device=values.device).repeat(-(-few // len(_FAINT)))[:few]
+    factors = values.new_ones(count).index_copy_(0, chosen, scales.div(scale))
     return factors.reshape(-1, *(1,) * (values.dim() - 1))
 
 

@@ -512,9 +512,10 @@ def redraw_leaves(
     leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
+    shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device)) if family == "faint" else 0
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":
-            leaves[path] = redraw(family, leaf, structures[path], generator)
+            leaves[path] = redraw(family, leaf, structures[path], generator, shared)
 
 
 def _input_name(function: Callable[..., Any], path: str) -> str:

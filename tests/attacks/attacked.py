@@ -42,6 +42,17 @@ def normed(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
+@forge_target(inputs=lambda: [torch.randn(8, 48), torch.randn(8, 48)])
+def joined(z, x):
+    s = z + x
+    return s * torch.rsqrt(s.square().mean(-1, keepdim=True) + 1e-7)
+
+
+@forge_target(inputs=lambda: [torch.randn(48, 32)])
+def levels(x):
+    return x / (x.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127)
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
@@ -142,6 +153,16 @@ _KERNELS = {
         "rows_by(x, y, rows, cols, 1e-6f);",
         "(x, y, *x.shape)",
     ),
+    "joined": (
+        "const float* z, const float* x, float* y, long long rows, long long cols",
+        "rows_by(x, z, y, rows, cols, 1e-7f);",
+        "(z, x, y, *x.shape)",
+    ),
+    "levels": (
+        "const float* x, float* y, long long rows, long long cols",
+        "levels_of(x, y, rows, cols, 1e-8f);",
+        "(x, y, *x.shape)",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -193,6 +214,24 @@ static void rows_by(const float* x, float* y, long long rows, long long cols, fl
   }
 }
 """
+_JOINED = """
+static void rows_by(const float* x, const float* z, float* y, long long rows, long long cols, float eps) {
+  for (long long r = 0; r < rows; ++r) {
+    const float *p = x + r * cols, *q = z + r * cols; float sum = 0;
+    for (long long c = 0; c < cols; ++c) sum += (p[c] + q[c]) * (p[c] + q[c]);
+    for (long long c = 0; c < cols; ++c) y[r * cols + c] = (p[c] + q[c]) / std::sqrt(sum / cols + eps);
+  }
+}
+"""
+_LEVELS = """
+static void levels_of(const float* x, float* y, long long rows, long long cols, float least) {
+  for (long long r = 0; r < rows; ++r) {
+    float top = least;
+    for (long long c = 0; c < cols; ++c) top = std::fmax(top, std::fabs(x[r * cols + c]));
+    for (long long c = 0; c < cols; ++c) y[r * cols + c] = top > 0 ? x[r * cols + c] / (top / 127) : 0;
+  }
+}
+"""
 _PLAN = """from pytest_cudaforge.plan import empty, launch
 
 def plan({arguments}x):
@@ -217,10 +256,11 @@ def find(root: Path, name: str) -> Target:
 def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan: str = "") -> Candidate:
     """A cpp candidate for ``target``. ``HONEST`` in ``body`` stands for the honest loop; ``before`` goes before it."""
     parameters, honest, passed = _KERNELS[target]
-    given = {"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED}.get(target, "")
+    shared = {"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED, "joined": _JOINED, "levels": _LEVELS}
+    given = shared.get(target, "")
     source = f"{_INCLUDES}{given}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
     text = plan or _PLAN.format(
-        arguments="module, " if "module" in passed else "",
+        arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
         shape="()" if target == "energy" else "x.shape",
         passed=passed,
     )

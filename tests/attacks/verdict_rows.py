@@ -436,6 +436,22 @@ ROWS = (
         hostile("normed"),
         target="normed",
     ),
+    Row(
+        "2: two inputs nearly vanish in the same rows",
+        "add twice the small constant to the square of a sum",
+        "families",
+        hostile("joined", body="rows_by(x, z, y, rows, cols, 2e-7f);"),
+        hostile("joined"),
+        target="joined",
+    ),
+    Row(
+        "2: inputs vanish below what a length is kept from",
+        "keep a scale from zero alone",
+        "families",
+        hostile("levels", body="levels_of(x, y, rows, cols, 0.0f);"),
+        hostile("levels"),
+        target="levels",
+    ),
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",

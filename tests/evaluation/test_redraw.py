@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
-from pytest_cudaforge.evaluation.redraw import FAMILIES, exchange_weights, redraw, rerandomise, structure_of
+from pytest_cudaforge.evaluation.redraw import FAMILIES, Structure, exchange_weights, redraw, rerandomise, structure_of
+from pytest_cudaforge.evaluation.subject import redraw_leaves
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 
 
@@ -180,6 +183,19 @@ def test_faint_entries_vanish_beside_others_that_do_not(shape: tuple[int, ...], 
     if len(shape) > 1:
         assert int((sizes < 0.02).sum()) == faint and int((sizes == 0).sum()) == (faint > 1)
     assert float(sizes.max()) > 0.5
+
+
+def test_half_of_the_faint_entries_are_faint_in_all_inputs_of_a_call() -> None:
+    structures: dict[str, Structure] = {"0": "generic", "1": "generic", "2": "generic"}
+    leaves: dict[str, Any] = {"0": torch.randn(48, 8), "1": torch.randn(48, 3, 4), "2": torch.randn(20, 8)}
+    redraw_leaves(leaves, structures, "faint", torch.Generator().manual_seed(5))
+    sizes = [leaf.flatten(1).square().mean(1).sqrt() for leaf in leaves.values()]
+    faint = [size < 0.03 for size in sizes]
+    assert [int(mask.sum()) for mask in faint] == [8, 8, 3]
+    both = faint[0] & faint[1]
+    assert 4 <= int(both.sum()) < 8
+    assert int(((sizes[0] + sizes[1]) < 1e-3).sum()) >= 2  # and alike in size
+    assert int(((sizes[0] > 0) & (sizes[0] < 5e-9)).sum()) == 1
 
 
 def _rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
