@@ -6,6 +6,7 @@ all regions lie red zones. The candidate's worker sees the arena and nothing els
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,8 @@ SLABS = 16
 SPREAD_RUNS = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
+#: Differing bytes that are no further apart than this are written at once.
+_PIECE_GAP_BYTES = 64
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
 SUM_NOISE = 4.0
 
@@ -272,6 +275,50 @@ class Bench:
         self.set_weights(target.case)
         self._write_inputs(frame)
         self._synchronise()
+
+    def stage(self, frame: int, seed: int, renewed: bool) -> list[tuple[int, bytes]]:
+        """Other values for the frame's inputs, to be written by others: (offset in the arena, bytes) of what differs.
+
+        A few elements of each input that may be redrawn have changed places; all values are drawn anew where
+        ``renewed``, or where no input may. Nothing of the arena changes here.
+        """
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before its values are to change"
+        structures = self.subject.structures(self.workload)
+        free = {path for path, leaf in target.inputs.items() if structures.get(path, "drawn") != "drawn"}
+        self._expected = None
+        for other in self.frames.values():
+            other.held = {}  # calls go on in all of them
+        target.case = replace(target.case, seed=seed, family="drawn" if renewed or not free else "exchanged")
+        if target.case.family == "drawn":
+            target.inputs, target.tree = self._draw(target.case)
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            changed = {path: exchanged(target.inputs[path], generator) for path in target.inputs if path in free}
+            target.inputs = {**target.inputs, **changed}
+        self._set_subject(target.case)
+        target.inputs = self.subject.completed(target.inputs, target.tree)
+        regions = {path: f"f{frame}/input/{path}" for path in target.inputs}
+        pairs = [(regions[path], value) for path, value in target.inputs.items() if isinstance(value, Tensor)]
+        return [piece for region, value in pairs for piece in self._pieces(region, value)]
+
+    def _pieces(self, region: str, value: Tensor) -> Iterator[tuple[int, bytes]]:
+        """(offset in the arena, bytes) of what ``region`` would have to hold in other places than it does."""
+        if region not in self.regions:
+            return
+        offset, spec = self.regions[region][0], self.specs[region]
+        before = self.bytes[offset : offset + spec.extent_bytes]
+        after = before.clone()
+        region_view(after, 0, spec).copy_(value)
+        differing = (before != after).nonzero().flatten().cpu()
+        if not len(differing):
+            return
+        after = after.cpu()
+        ends = (differing.diff() > _PIECE_GAP_BYTES).nonzero().flatten()
+        firsts = differing[torch.cat([torch.zeros(1, dtype=ends.dtype), ends + 1])].tolist()
+        lasts = differing[torch.cat([ends, torch.tensor([len(differing) - 1])])].tolist()
+        for first, last in zip(firsts, lasts, strict=True):
+            yield offset + first, ctypes.string_at(after.data_ptr() + first, last + 1 - first)
 
     def renew(self, seeds: Sequence[int]) -> None:
         """Other values in every input of every frame; outputs keep what the last call left, so that nothing shows but

@@ -31,6 +31,7 @@ from pytest_cudaforge.errors import (
 )
 from pytest_cudaforge.evaluation import extensions
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
+from pytest_cudaforge.evaluation.changes import decode_changes, writers
 from pytest_cudaforge.evaluation.channel import Channel, Reply, ReplyCaps, Request
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import CallProfile
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "serve"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
+_RUN_CHANGED = 10
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
@@ -295,6 +297,8 @@ class _Service:
             return self._run(asked["bindings"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
+        elif request.operation == _RUN_CHANGED:
+            self._run_changed(asked, request.blob)
         elif request.operation == _PROFILE:
             return self._profile(asked["bindings"], asked["calls"])
         return ""
@@ -481,6 +485,35 @@ class _Service:
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
         self._synchronize()
+
+    def _run_changed(self, asked: Any, blob: bytes) -> None:
+        """As :meth:`_run_many`, with other values written before some of the calls."""
+        from pytest_cudaforge.evaluation.tensors import fetch
+
+        bounds = [self._bind(bindings) for bindings in asked["sets"]]
+        self._load_weights(bounds[0])
+        self._held = []
+        written = writers(decode_changes(asked["changes"], blob), self._address, self._driver)
+        model, count, calls = self._model, len(bounds), asked["calls"]
+        try:
+            for call in range(calls):
+                if call in written:
+                    for write in written[call]:
+                        write()
+                bound = bounds[call % count]
+                output = model(*bound.args, **bound.kwargs)
+                if call >= calls - count:
+                    fetch(output, bound.outputs)
+        except NEVER:
+            raise _CandidateError(_NEEDS_BUILD, "") from None
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
+        self._synchronize()
+
+    def _address(self, slot: int, offset: int) -> int:
+        if slot not in self._arenas:
+            raise LaunchFailure(f"no arena is attached under slot {slot}")
+        return self._arenas[slot].address + offset
 
     def _matched(self, bound: _Bound) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """(buffer, the reference's tensor, the candidate's) where name, shape and dtype are the same."""

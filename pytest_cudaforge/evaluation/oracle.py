@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import mmap
 import os
 import signal
 import socket
@@ -78,6 +79,12 @@ class ExportedArena:
 
     fd: int
     nbytes: int
+
+    @contextlib.contextmanager
+    def mapped(self) -> Iterator[mmap.mmap]:
+        """Its bytes, writable: of an arena in host memory."""
+        with mmap.mmap(self.fd, self.nbytes) as memory:
+            yield memory
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -383,6 +390,12 @@ class OracleClient:
     def exchange(self, bench: int, frame: int, seed: int) -> None:
         """Let a few elements of each input that may be redrawn change places; outputs keep what the last call left."""
         self.request("exchange", bench=bench, frame=frame, seed=seed)
+
+    def stage(self, bench: int, frame: int, seed: int, *, renewed: bool = False) -> tuple[tuple[int, bytes], ...]:
+        """Other values for the frame's inputs, all of them where ``renewed``, which the caller has somebody write:
+        (offset in the arena, bytes) of what differs. From now on the frame is judged by them."""
+        found = self.request("stage", bench=bench, frame=frame, seed=seed, renewed=renewed)
+        return tuple((offset, bytes.fromhex(data)) for offset, data in found)
 
     def touch(self, bench: int, frame: int, seed: int) -> None:
         """Change one element of each floating input in the frame; outputs stay as they are."""

@@ -185,6 +185,10 @@ class _Oracle:
     def do_exchange(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].exchange(frame, seed)
 
+    def do_stage(self, bench: int, frame: int, seed: int, renewed: bool) -> Any:
+        pieces = self.benches[bench].stage(frame, seed, renewed)
+        return [[offset, data.hex()] for offset, data in pieces]
+
     def do_check(self, bench: int, frame: int, outputs: Any, zones: bool) -> Any:
         return to_json(self.benches[bench].check(frame, outputs, zones=zones))
 

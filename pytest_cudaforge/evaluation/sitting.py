@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES, CallLayout, call_layout, output_leaves
+from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import status_of
 from pytest_cudaforge.evaluation.novelty import (
     EVENT_SLACK_NS,
@@ -95,6 +96,11 @@ _JUDGING_S = 0.1
 _LARGE_ANSWER_BYTES = 1 << 20
 _WRITTEN_ABOVE = 0.4
 _WRITTEN_AT_ONCE_BYTES = 256 << 20
+#: Input sets whose values change in a burst, of as many as can be visited twice in so long; how many bursts.
+_CHANGED_SETS, _CHANGED_NS, _CHANGED_BURSTS = 4, 1e7, 2
+#: A request during which values are written from outside takes so long, and they come after this share of it. A busy
+#: machine may end it before they are there: not in each of so many.
+_WRITTEN_NS, _WRITTEN_AFTER, _WRITTEN_TRIES = 1.2e7, (0.1, 0.4), 3
 #: Turns of which the fastest tells how much slower a machine is now.
 _SLOWDOWN_TURNS = 3
 #: Below this a call's launch may take longer than the call.
@@ -220,6 +226,8 @@ class Sitting:
     ) -> None:
         """``alone_ns``: a call of the first baseline by itself."""
         self._pids: set[int] = set()
+        #: By the bench of the table that they sit at.
+        self._workers: dict[int, Worker] = {}
         self.watch = DeviceWatch(monitor, self._users) if monitor is not None else None
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.incumbent = incumbent
@@ -308,6 +316,7 @@ class Sitting:
         with table.worker_of(table.product) as worker, contextlib.ExitStack() as stack:
             self._pids.add(worker.pgid)
             stack.callback(self._pids.discard, worker.pgid)
+            self._workers[table.bench] = worker
             worker.attach(0, table.arena)
             if table.product.traced.prepare is not None:
                 worker.run("prepare", table.layout.prepare_bindings(), timeout_s=self.hang_limit_s)
@@ -437,13 +446,15 @@ class Sitting:
     ) -> None:
         """Were the timed calls' answers right, and new?"""
         candidate = parties["candidate"]
+        call_ns = statistics.median(block.of("candidate") for block in blocks)
         if process % 2:
             self._check_touched(table, candidate)
+            self._check_changed(table, call_ns)
+            self._check_written(table, call_ns)
             self._check_families(table, candidate)
             if not self._hosted:
                 return
         name = self.rotation.parties[0]
-        call_ns = statistics.median(block.of("candidate") for block in blocks)
         baseline_ns = statistics.median(block.of(name) for block in blocks) if name in parties else math.inf
 
         def slowdown() -> float:
@@ -486,6 +497,78 @@ class Sitting:
         self.oracle.touch(table.bench, frame, chance.getrandbits(62))
         candidate.turn(self.pace.slice_ns, least=self.rotation.frames)
         self._judge(table, frame)
+
+    def _check_changed(self, table: Table, call_ns: float) -> None:
+        """Calls as they are timed, but that values change between two of them, without a pause: a kernel that works
+        where somebody may look, and rests in a run of calls, leaves old answers there."""
+        chance = random.SystemRandom()
+        for _ in range(_CHANGED_BURSTS):
+            visited = self._visited(call_ns)
+            chosen = chance.sample(range(len(visited)), min(_CHANGED_SETS, len(visited)))
+            pieces = {at: self._staged(table, visited[at], renewed=bool(number)) for number, at in enumerate(chosen)}
+            sets = [table.layout.bindings(frame) for frame in visited]
+            with self._awake(table) as worker:
+                calls = drawn_calls(chance, len(sets), call_ns)
+                changed_burst(worker, sets, calls, pieces, timeout_s=self.hang_limit_s)
+            self._judge_all(table, [visited[at] for at in chosen])
+
+    def _check_written(self, table: Table, call_ns: float) -> None:
+        """The same by this process, while the candidate's is calling: host code sees who writes in its own process, and
+        how many calls it was asked for, but not when somebody else does."""
+        if self.device != "cpu":
+            return
+        for tried in range(1, _WRITTEN_TRIES + 1):
+            visited = self._visited(call_ns)
+            calls = max(2 * len(visited), math.ceil(_WRITTEN_NS / max(call_ns, 1.0)))
+            chosen = random.SystemRandom().sample(visited, min(_CHANGED_SETS, len(visited)))
+            self._write_meanwhile(table, visited, chosen, calls)
+            try:
+                return self._judge_all(table, chosen)
+            except Refusal:
+                if tried == _WRITTEN_TRIES:
+                    raise
+
+    def _write_meanwhile(self, table: Table, visited: Sequence[int], chosen: Sequence[int], calls: int) -> None:
+        """``calls`` over the frames ``visited``, while new values are written into those ``chosen``."""
+        sets = [table.layout.bindings(frame) for frame in visited]
+        pieces = [piece for frame in chosen for piece in self._staged(table, frame, renewed=frame % 2 == 0)]
+        share = random.SystemRandom().uniform(*_WRITTEN_AFTER)
+        with self._awake(table) as worker, ThreadPoolExecutor(1) as thread, table.arena.mapped() as memory:
+            # How long it takes now, with these very sets.
+            wait_s = share * worker.run_many(sets, calls, timeout_s=self.hang_limit_s) / 1e9
+            request = thread.submit(worker.run_many, sets, calls, timeout_s=self.hang_limit_s)
+            time.sleep(wait_s)
+            for offset, data in pieces:
+                memory[offset : offset + len(data)] = data
+            request.result()
+
+    def _visited(self, call_ns: float) -> list[int]:
+        """The frames that turns rotate over, or some of them where that would take long."""
+        most = max(2, int(_CHANGED_NS / max(2 * call_ns, 1.0)))
+        frames = range(self.rotation.frames)
+        return sorted(random.SystemRandom().sample(frames, min(most, len(frames))))
+
+    def _staged(self, table: Table, frame: int, *, renewed: bool) -> tuple[tuple[int, bytes], ...]:
+        return self.oracle.stage(table.bench, frame, random.SystemRandom().getrandbits(62), renewed=renewed)
+
+    @contextlib.contextmanager
+    def _awake(self, table: Table) -> Iterator[Worker]:
+        """The worker at ``table``, which stands still otherwise where the supervisor's clock decides."""
+        worker = self._workers[table.bench]
+        worker.cont()
+        try:
+            yield worker
+        finally:
+            if self.clock == "supervisor":
+                worker.stop()
+
+    def _judge_all(self, table: Table, frames: Sequence[int]) -> None:
+        """As :meth:`_judge`; judging goes on for a while only."""
+        until = time.monotonic() + _JUDGING_S
+        for frame in frames:
+            self._judge(table, frame)
+            if time.monotonic() > until:
+                return
 
     def _check_new_values(
         self, table: Table, candidate: Party, call_ns: float, trusted_ns: float, slowdown: Callable[[], float]

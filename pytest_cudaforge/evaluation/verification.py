@@ -29,9 +29,10 @@ from pytest_cudaforge.evaluation.cases import (
     contract_trials,
     output_leaves,
 )
+from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
 from pytest_cudaforge.evaluation.module_plan import judged_plan, state_specs
-from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
+from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import Binary
@@ -58,6 +59,9 @@ _REPEATS, _IN_A_ROW = (16, 32), 4
 #: Calls on new values while most of a GPU is busy.
 _CROWDED = 2
 _REPEATS_S = 0.15
+#: Bursts in which values change, as long as they take no longer than this together.
+_BURSTS, _BURSTS_S = 4, 0.06
+_BETWEEN_CALLS = "values that changed between two of many calls, without a pause"
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
 #: Where a worker has the arena once more, read-only, and on which kinds of devices a module's does.
@@ -184,6 +188,7 @@ class Verifier:
                 self._check_second_call(product, run, trials[-1])
                 self._check_one_after_another(product, run, trials[-1])
                 self._check_crowded(product, run, trials[-1])
+                self._check_changed(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
                 if self.probed:
@@ -255,6 +260,14 @@ class Verifier:
             trial = replace(last, name="few multiprocessors", case=case, calls_before=0, renewed=False, crowded=True)
             trial = replace(trial, exchanged=False)
             self._judge_further(product, trial, lambda name, crowded: run.case(name, crowded, contract=True))
+
+    def _check_changed(self, product: Product, run: _Run, last: Trial) -> None:
+        """Values that change between two calls of a burst: a kernel that works after a pause only, when somebody may
+        have looked or written, is right in all other trials."""
+        if self.oracle.mutates(self.target, product.workload.name):
+            return  # so many calls have changed their own inputs that no answer can be told any more
+        trial = replace(last, name="changed between calls", calls_before=0, renewed=False, exchanged=False)
+        self._judge_further(product, trial, run.changed)
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
@@ -534,6 +547,47 @@ class _Run:
         self.worker.cont()
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
+
+    def changed(self, workload: str, trial: Trial) -> CaseResult:
+        """Bursts of calls in one frame or all of them, whose values change before the last call in each."""
+        chance, frames = secrets.SystemRandom(), list(range(len(self.layout.main)))
+        for frame in frames:
+            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
+            self.verifier.oracle.fill(self.bench, frame, case, trial.poison)
+        self._prepare(trial)
+        limit_s, began = self.verifier.hang_limit_s, time.monotonic()
+        call_ns = self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) / 2
+        for burst in range(_BURSTS):
+            visited = chance.sample(frames, len(frames) if burst % 2 == 0 else 1)
+            self._burst(visited, drawn_calls(chance, len(visited), call_ns), renewed=burst == 0)
+            check = self._judged(visited)
+            if check.mismatches:
+                told = tuple(replace(m, detail=f"{_BETWEEN_CALLS}: {m.detail}") for m in check.mismatches[:8])
+                return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told)
+            if time.monotonic() - began > _BURSTS_S:
+                break
+        return CaseResult(workload, trial.name, True, True, None, None, ())
+
+    def _burst(self, visited: Sequence[int], calls: int, *, renewed: bool) -> None:
+        oracle, chance = self.verifier.oracle, secrets.SystemRandom()
+        pieces = {
+            at: oracle.stage(self.bench, frame, chance.getrandbits(62), renewed=renewed)
+            for at, frame in enumerate(visited)
+        }
+        sets = [self._bindings(frame) for frame in visited]
+        changed_burst(self.worker, sets, calls, pieces, slot=self.slot, timeout_s=self.verifier.hang_limit_s)
+
+    def _judged(self, frames: Sequence[int]) -> Check:
+        """What calls left in the frames: the first wrong answer, or the last right one."""
+        plan = self.product.traced.main
+        self.worker.stop()
+        for frame in frames:
+            leaves = output_leaves(plan, self.layout, frame)
+            check = self.verifier.oracle.check(self.bench, frame, leaves, zones=False)
+            if check.mismatches:
+                break
+        self.worker.cont()
+        return check
 
     def _prepare(self, trial: Trial) -> None:
         """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pytest_cudaforge import languages, plan
 from pytest_cudaforge.errors import DeviceError, ForgeError, LaunchFailure, WorkerProtocol
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
+from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.languages import Binary
@@ -34,6 +35,7 @@ Which = Literal["main", "prepare"]
 Binding = tuple[int, int]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
+_RUN_CHANGED = 10
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 
@@ -155,6 +157,17 @@ class Worker:
         started_ns = time.perf_counter_ns()
         self._ask(_RUN_MANY, payload, "timed calls", timeout_s)
         return time.perf_counter_ns() - started_ns
+
+    def run_changed(
+        self, sets: Sequence[Sequence[Binding]], calls: int, changes: Sequence[Change], *, timeout_s: float
+    ) -> None:
+        """As :meth:`run_many`, with ``changes`` written between the calls; ``calls`` visit every set at least once.
+
+        The candidate's process writes them: what lies there afterwards is for the oracle to compare.
+        """
+        places, blob = encode_changes(changes)
+        payload = {"sets": _plain(sets), "calls": calls, "changes": places}
+        self._ask(_RUN_CHANGED, payload, "calls on changing values", timeout_s, blob=blob)
 
     def time_events(
         self,
@@ -319,6 +332,8 @@ class _Service:
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
+        elif request.operation == _RUN_CHANGED:
+            self._run_changed(asked, request.blob)
         elif request.operation == _THREADS:
             _set_openmp_threads(asked["count"])
         elif request.operation == _TIME_EVENTS:
@@ -399,6 +414,17 @@ class _Service:
                 run()
         for run in runs[:rest]:
             run()
+        self._synchronize("running main")
+
+    def _run_changed(self, asked: Any, blob: bytes) -> None:
+        runs = [self._bind("main", bindings).run for bindings in asked["sets"]]
+        written = writers(decode_changes(asked["changes"], blob), self._address, self._driver)
+        count = len(runs)
+        for call in range(asked["calls"]):
+            if call in written:
+                for write in written[call]:
+                    write()
+            runs[call % count]()
         self._synchronize("running main")
 
     def _synchronize(self, doing: str) -> None:

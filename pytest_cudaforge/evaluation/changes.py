@@ -1,0 +1,126 @@
+"""Values that change between two calls of a burst, without a pause that a kernel could notice.
+
+A kernel that works at the first call after a pause, and rests until the next one, is right wherever values are written
+while it waits: its old answers are the right ones until then. So a worker is given the bytes that change together with
+the number of the call before which they do, and the answer of that call is judged. Only a few elements change as a
+rule: to write megabytes would be a pause.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+__all__ = [
+    "Change",
+    "Changeable",
+    "changed_burst",
+    "decode_changes",
+    "drawn_calls",
+    "encode_changes",
+    "last_calls",
+    "writers",
+]
+
+#: How long a burst may take, by what a call takes among few, and its calls at most.
+_BURST_NS, _MOST_CALLS = 8e6, 4096
+
+
+@dataclass(frozen=True)
+class Change:
+    """``data``, from byte ``offset`` of the arena in ``slot`` on, right before the call number ``call``."""
+
+    call: int
+    slot: int
+    offset: int
+    data: bytes
+
+
+def last_calls(sets: int, calls: int) -> tuple[int, ...]:
+    """The number of the last call at each of the buffer sets, where ``calls`` of them visit all in order."""
+    last = calls - 1
+    return tuple(last - (last - number) % sets for number in range(sets))
+
+
+def drawn_calls(chance: Random, sets: int, call_ns: float) -> int:
+    """How many calls a burst has: every set is visited twice at least, and no number of calls can be waited for."""
+    fewest = 2 * sets
+    most = max(fewest, min(_MOST_CALLS, int(_BURST_NS / max(call_ns, 1.0))))
+    # As likely between 10 and 20 as between 1000 and 2000.
+    return round(fewest * math.pow(most / fewest, chance.random()))
+
+
+class Changeable(Protocol):
+    """A worker with an arena attached."""
+
+    def run_changed(
+        self,
+        sets: Sequence[Sequence[tuple[int, int]]],
+        calls: int,
+        changes: Sequence[Change],
+        *,
+        timeout_s: float,
+    ) -> None: ...
+
+
+def changed_burst(
+    worker: Changeable,
+    sets: Sequence[Sequence[tuple[int, int]]],
+    calls: int,
+    pieces: Mapping[int, Sequence[tuple[int, bytes]]],
+    *,
+    slot: int = 0,
+    timeout_s: float,
+) -> None:
+    """``calls`` over ``sets``, where the inputs of some change before the last call at each: by its place among
+    ``sets`` what is to be written (:meth:`OracleClient.stage`). Raises the worker's failures."""
+    last = last_calls(len(sets), calls)
+    changes = [Change(last[at], slot, offset, data) for at, found in pieces.items() for offset, data in found]
+    worker.run_changed(sets, calls, changes, timeout_s=timeout_s)
+
+
+def encode_changes(changes: Sequence[Change]) -> tuple[list[list[int]], bytes]:
+    """As the payload and the blob of a request."""
+    places = [[change.call, change.slot, change.offset, len(change.data)] for change in changes]
+    return places, b"".join(change.data for change in changes)
+
+
+def decode_changes(places: Sequence[Sequence[int]], blob: bytes) -> list[Change]:
+    """The inverse of :func:`encode_changes`."""
+    found, begin = [], 0
+    for call, slot, offset, size in places:
+        found.append(Change(call, slot, offset, blob[begin : begin + size]))
+        begin += size
+    return found
+
+
+def writers(
+    changes: Sequence[Change], address_of: Callable[[int, int], int], driver: Any = None
+) -> Mapping[int, Sequence[Callable[[], object]]]:
+    """By call number what has to be called before it; all is made ready here. ``driver``: CUDA's, where addresses are a
+    device's: the copies are queued on the default stream, between the calls' kernels."""
+    found: dict[int, list[Callable[[], object]]] = {}
+    for change in changes:
+        size, address = len(change.data), address_of(change.slot, change.offset)
+        source = ctypes.create_string_buffer(change.data, size)
+        write = partial(ctypes.memmove, address, source, size) if driver is None else _Queued(driver, address, source)
+        found.setdefault(change.call, []).append(write)
+    return found
+
+
+class _Queued:
+    """A copy to a device, whose source has to stay where it is."""
+
+    def __init__(self, driver: Any, address: int, source: ctypes.Array[ctypes.c_char]) -> None:
+        self._source, self._copy = source, driver.cuMemcpyHtoDAsync
+        self._arguments = (address, ctypes.addressof(source), len(source), 0)
+
+    def __call__(self) -> None:
+        status, *_ = self._copy(*self._arguments)
+        if int(status) != 0:
+            raise OSError(f"CUDA: {status.name} while values were changed between calls")
