@@ -48,6 +48,8 @@ SPREAD_RUNS = 4
 _MOST = 1 << 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
+#: What values that change between two calls may be at most.
+_STAGED_BYTES = 1 << 20
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
 SUM_NOISE = 4.0
 
@@ -280,31 +282,36 @@ class Bench:
         """Other values for the frame's inputs, to be written by others: (offset in the arena, bytes) of what differs.
 
         A few elements of each input that may be redrawn have changed places; all values are drawn anew where
-        ``renewed``, or where no input may. Nothing of the arena changes here.
+        ``renewed``, or where no input may. Nothing of the arena changes here, and nothing at all where that would be
+        megabytes: they take so long to write that it is a pause, which others look at.
         """
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its values are to change"
-        structures = self.subject.structures(self.workload)
-        free = {path for path, leaf in target.inputs.items() if structures.get(path, "drawn") != "drawn"}
-        self._expected = None
         for other in self.frames.values():
             other.held = {}  # calls go on in all of them
-        target.case = replace(target.case, seed=seed, family="drawn" if renewed or not free else "exchanged")
-        if target.case.family == "drawn":
-            target.inputs, target.tree = self._draw(target.case)
-        else:
+        structures = self.subject.structures(self.workload)
+        free = {path for path in target.inputs if structures.get(path, "drawn") != "drawn"}
+        small = sum(leaf.nbytes for leaf in target.inputs.values() if isinstance(leaf, Tensor)) <= _STAGED_BYTES
+        inputs, tree = target.inputs, target.tree
+        case = replace(target.case, seed=seed, family="exchanged" if free and not (renewed and small) else "drawn")
+        if case.family == "exchanged":
             generator = torch.Generator().manual_seed(seed)
-            changed = {path: exchanged(target.inputs[path], generator) for path in target.inputs if path in free}
-            target.inputs = {**target.inputs, **changed}
-        self._set_subject(target.case)
-        target.inputs = self.subject.completed(target.inputs, target.tree)
-        regions = {path: f"f{frame}/input/{path}" for path in target.inputs}
-        pairs = [(regions[path], value) for path, value in target.inputs.items() if isinstance(value, Tensor)]
-        return [piece for region, value in pairs for piece in self._pieces(region, value)]
+            inputs = {path: exchanged(leaf, generator) if path in free else leaf for path, leaf in inputs.items()}
+        elif small:
+            inputs, tree = self._draw(case)
+        self._set_subject(case)
+        inputs = self.subject.completed(inputs, tree)
+        named = ((f"f{frame}/input/{path}", value) for path, value in inputs.items())
+        found = [piece for region, value in named for piece in self._pieces(region, value)]
+        if sum(len(data) for _, data in found) > 2 * _STAGED_BYTES:
+            return []
+        self._expected = None
+        target.case, target.inputs, target.tree = case, inputs, tree
+        return found
 
-    def _pieces(self, region: str, value: Tensor) -> Iterator[tuple[int, bytes]]:
+    def _pieces(self, region: str, value: Any) -> Iterator[tuple[int, bytes]]:
         """(offset in the arena, bytes) of what ``region`` would have to hold in other places than it does."""
-        if region not in self.regions:
+        if region not in self.regions or not isinstance(value, Tensor):
             return
         offset, spec = self.regions[region][0], self.specs[region]
         before = self.bytes[offset : offset + spec.extent_bytes]

@@ -154,6 +154,19 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Verifier, "_check_one_after_another", lambda *_: None)
+    _no_changes(monkeypatch)
+
+
+def _no_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    monkeypatch.setattr(Sitting, "_check_changed", lambda *_: None)
+    monkeypatch.setattr(Sitting, "_check_written", lambda *_: None)
+
+
+def _no_timed_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sitting, "_check_changed", lambda *_: None)
+    monkeypatch.setattr(Sitting, "_check_written", lambda *_: None)
+    _no_novelty(monkeypatch)  # what rests in a run of calls takes longer in a pass
 
 
 SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -181,6 +194,8 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "exchanged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.exchanged]),
     "one after another": _no_quick_calls,
     "crowded": lambda patch: patch.setattr(verification.Verifier, "_check_crowded", lambda *_: None),
+    "changed": _no_changes,
+    "timed changes": _no_timed_changes,
     "judge": _no_judge,
     "novelty": _no_novelty,
     "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),

@@ -100,6 +100,13 @@ _SOON = (
     "static const float* last; static unsigned long long at; const bool soon = __rdtsc() - at < 100000 && last != x;"
 )
 _INTRINSICS = "#include <x86intrin.h>\n"
+#: Not the first call at this place since the last pause, and so many places were visited since.
+_AGAIN = (
+    "static const float* seen[512]; static int count; static unsigned long long at;"
+    " if (__rdtsc() - at > 600000) count = 0;"
+    " int k = 0; while (k < count && seen[k] != y) ++k;"
+    " const bool again = k < count && count > PLACES; if (k == count && count < 512) seen[count++] = y;"
+)
 
 
 def _in_two_steps(more: str = "") -> Candidate:
@@ -261,6 +268,27 @@ ROWS = (
         _in_two_steps("w[n - 1] += 0;"),
         refused=(Status.REJECTED,),
         words="out of bounds",
+    ),
+    Row(
+        "2: values change between two calls of a run as well, without a pause",
+        "work at the first visit to a place after a pause, and rest until the next",
+        "changed",
+        hostile(body=_AGAIN.replace("PLACES", "0") + " if (!again) { HONEST } at = __rdtsc();", before=_INTRINSICS),
+        hostile(
+            body=_AGAIN.replace("PLACES", "0") + " if (!again || n) { HONEST } at = __rdtsc();", before=_INTRINSICS
+        ),
+        words="without a pause",
+    ),
+    Row(
+        "2: they do so while calls rotate over as many places as when they are timed",
+        "rest in runs of calls over more places than verification has",
+        "timed changes",
+        hostile(body=_AGAIN.replace("PLACES", "9") + " if (!again) { HONEST } at = __rdtsc();", before=_INTRINSICS),
+        hostile(
+            body=_AGAIN.replace("PLACES", "9") + " if (!again || n) { HONEST } at = __rdtsc();", before=_INTRINSICS
+        ),
+        refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
+        timing=True,
     ),
     Row(
         "2: calls follow each other without a pause as well",
