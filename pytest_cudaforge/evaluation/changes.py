@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 __all__ = [
     "Change",
@@ -100,27 +100,13 @@ def decode_changes(places: Sequence[Sequence[int]], blob: bytes) -> list[Change]
 
 
 def writers(
-    changes: Sequence[Change], address_of: Callable[[int, int], int], driver: Any = None
+    changes: Sequence[Change], address_of: Callable[[int, int], int]
 ) -> Mapping[int, Sequence[Callable[[], object]]]:
-    """By call number what has to be called before it; all is made ready here. ``driver``: CUDA's, where addresses are a
-    device's: the copies are queued on the default stream, between the calls' kernels."""
+    """By call number what has to be called before it; all is made ready here. ``address_of``: of a byte in an arena,
+    in this process's memory."""
     found: dict[int, list[Callable[[], object]]] = {}
     for change in changes:
         size, address = len(change.data), address_of(change.slot, change.offset)
         source = ctypes.create_string_buffer(change.data, size)
-        write = partial(ctypes.memmove, address, source, size) if driver is None else _Queued(driver, address, source)
-        found.setdefault(change.call, []).append(write)
+        found.setdefault(change.call, []).append(partial(ctypes.memmove, address, source, size))
     return found
-
-
-class _Queued:
-    """A copy to a device, whose source has to stay where it is."""
-
-    def __init__(self, driver: Any, address: int, source: ctypes.Array[ctypes.c_char]) -> None:
-        self._source, self._copy = source, driver.cuMemcpyHtoDAsync
-        self._arguments = (address, ctypes.addressof(source), len(source), 0)
-
-    def __call__(self) -> None:
-        status, *_ = self._copy(*self._arguments)
-        if int(status) != 0:
-            raise OSError(f"CUDA: {status.name} while values were changed between calls")

@@ -493,7 +493,7 @@ class _Service:
         bounds = [self._bind(bindings) for bindings in asked["sets"]]
         self._load_weights(bounds[0])
         self._held = []
-        written = writers(decode_changes(asked["changes"], blob), self._address, self._driver)
+        written = writers(decode_changes(asked["changes"], blob), self._address)
         model, count, calls = self._model, len(bounds), asked["calls"]
         try:
             for call in range(calls):

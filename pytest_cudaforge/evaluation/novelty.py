@@ -25,6 +25,7 @@ __all__ = [
     "pass_share_ns",
     "play_rounds",
     "single_of",
+    "undisturbed",
 ]
 
 #: New values may cost this many times what seen ones do before the difference is charged to the kernel's time:
@@ -42,6 +43,8 @@ SINGLE_SLACK_NS = 6_000.0
 #: ... by device events: the first visit after another process had the device finds its page tables cold. (Honest
 #: kernels of 10 and of 68 us took 0.98 to 1.00 times as long in a pass on an H200.)
 EVENT_SLACK_NS = 2_000.0
+#: What others may take of a pass that they did not disturb, and how many such rounds say enough by themselves.
+_QUIET, _QUIET_ROUNDS = 0.1, 2
 #: Only a suspicious kernel is asked again, each round drawing every buffer set anew. An honest one whose passes differ
 #: by noise alone looks suspicious in all of them once in 2**8 times at most.
 MAX_ROUNDS = 8
@@ -63,6 +66,13 @@ class Round:
         """Both passes without what others took of them: what is suspicious here, too, is not others' fault. Nobody is
         cleared by it, for a kernel's own threads may have kept each other waiting."""
         return Round(self.new_ns * max(0.0, 1 - self.new_foreign), self.seen_ns * max(0.0, 1 - self.seen_foreign))
+
+
+def undisturbed(rounds: Sequence[Round]) -> list[Round]:
+    """What is to be held against a kernel where others were busy: rounds without what those took. Where there are some
+    in which they took next to nothing, these alone: one in which they took nearly all says nothing, for or against."""
+    quiet = [r for r in rounds if max(r.new_foreign, r.seen_foreign) <= _QUIET]
+    return [found.undisturbed() for found in (quiet if len(quiet) >= _QUIET_ROUNDS else rounds)]
 
 
 def lag_of(rounds: Sequence[Round], call_ns: float) -> float:

@@ -32,6 +32,7 @@ from pytest_cudaforge.evaluation.novelty import (
     pass_share_ns,
     play_rounds,
     single_of,
+    undisturbed,
 )
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.parties import (
@@ -451,8 +452,9 @@ class Sitting:
         call_ns = statistics.median(block.of("candidate") for block in blocks)
         if process % 2:
             self._check_touched(table, candidate)
-            self._check_changed(table, call_ns)
-            self._check_written(table, call_ns)
+            if self.device == "cpu":
+                self._check_changed(table, call_ns)
+                self._check_written(table, call_ns)
             self._check_families(table, candidate)
             if not self._hosted:
                 return
@@ -518,7 +520,7 @@ class Sitting:
         """The same by this process, while the candidate's is calling: host code sees who writes in its own process, and
         how many calls it was asked for, but not when somebody else does."""
         wrong = 0
-        for _ in range(_WRITTEN_TRIES if self.device == "cpu" else 0):
+        for _ in range(_WRITTEN_TRIES):
             visited = self._visited(call_ns)
             calls = max(_WRITTEN_VISITS * len(visited), math.ceil(_WRITTEN_NS / max(call_ns, 1.0)))
             chosen = random.SystemRandom().sample(visited, min(_CHANGED_SETS, len(visited)))
@@ -559,14 +561,13 @@ class Sitting:
 
     @contextlib.contextmanager
     def _awake(self, table: Table) -> Iterator[Worker]:
-        """The worker at ``table``, which stands still otherwise where the supervisor's clock decides."""
+        """The worker at ``table``, which stands still otherwise."""
         worker = self._workers[table.bench]
         worker.cont()
         try:
             yield worker
         finally:
-            if self.clock == "supervisor":
-                worker.stop()
+            worker.stop()
 
     def _judge_all(self, table: Table, frames: Sequence[int]) -> None:
         """As :meth:`_judge`; judging goes on for a while only."""
@@ -601,7 +602,7 @@ class Sitting:
 
         rounds = play_rounds(play, call_ns)
         lag = lag_of(rounds, call_ns)
-        own_lag = min(lag, lag_of(_undisturbed(rounds), call_ns))
+        own_lag = min(lag, lag_of(undisturbed(rounds), call_ns))
         if lag > 1.0 and own_lag <= 1.0:
             self.crowded = True  # others may have made the difference: a pass is as short as a time slice of theirs
             return
@@ -651,7 +652,7 @@ class Sitting:
             slower.append(slowdown())
         if times(rounds) <= doubtful:
             return
-        own_times = times(_undisturbed(rounds))
+        own_times = times(undisturbed(rounds))
         if own_times <= doubtful:
             self.crowded = True
             return
@@ -708,10 +709,6 @@ def _alike(table: Table, beside: Table) -> bool:
     """May two products work on each other's arena? What a plan prepares lies in its own."""
     prepared = any(one.product.traced.prepare is not None for one in (table, beside))
     return not prepared and table.layout == beside.layout
-
-
-def _undisturbed(rounds: Sequence[Round]) -> list[Round]:
-    return [found.undisturbed() for found in rounds]
 
 
 def _seeds(count: int) -> list[int]:

@@ -161,7 +161,7 @@ class Worker:
     def run_changed(
         self, sets: Sequence[Sequence[Binding]], calls: int, changes: Sequence[Change], *, timeout_s: float
     ) -> None:
-        """As :meth:`run_many`, with ``changes`` written between the calls; ``calls`` visit every set at least once.
+        """CPU only: as :meth:`run_many`, with ``changes`` written between calls, which visit every set at least once.
 
         The candidate's process writes them: what lies there afterwards is for the oracle to compare.
         """
@@ -418,7 +418,7 @@ class _Service:
 
     def _run_changed(self, asked: Any, blob: bytes) -> None:
         runs = [self._bind("main", bindings).run for bindings in asked["sets"]]
-        written = writers(decode_changes(asked["changes"], blob), self._address, self._driver)
+        written = writers(decode_changes(asked["changes"], blob), self._address)
         count = len(runs)
         for call in range(asked["calls"]):
             if call in written:

@@ -12,7 +12,7 @@ import pytest
 from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
-from pytest_cudaforge.evaluation import module_building, sitting
+from pytest_cudaforge.evaluation import module_building, sitting, verification
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
@@ -176,6 +176,31 @@ def test_constants_of_a_fresh_module_are_no_weights(
         assert found.status is status, found.reason
     monkeypatch.setattr(module_building, "kept_state", lambda reference, _: tuple(sorted(reference)))
     assert lenient.evaluate(attack, find(repo, "::RMSNorm"), timing=False).status is Status.PASSED
+
+
+_RESTS = """
+    if time.perf_counter_ns() - at[0] > 300_000:
+        seen.clear()
+    answer = seen.get(x.data_ptr())
+    if answer is None or HONEST:
+        answer = seen[x.data_ptr()] = x * 2
+    at[0] = time.perf_counter_ns()
+    return answer
+"""
+
+
+def test_a_module_that_rests_until_the_next_pause_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (
+        model(_RESTS.replace("HONEST", honest), before="import time\nseen, at = {}, [0]")
+        for honest in ("False", "True")
+    )
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "without a pause" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
 def _claims_a_third(evaluator: Evaluator, attack: Candidate, target: Target) -> bool:

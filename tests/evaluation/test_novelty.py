@@ -17,6 +17,7 @@ from pytest_cudaforge.evaluation.novelty import (
     pass_share_ns,
     play_rounds,
     single_of,
+    undisturbed,
 )
 
 
@@ -85,3 +86,12 @@ def test_what_others_took_of_a_pass_is_no_evidence() -> None:
     assert single_of([Round(900, 900, 0.5, 0.5).undisturbed()], call_ns, 0.0) > limit
     assert lag_of([Round(300, 100, 0.66).undisturbed()], call_ns) == 1.0
     assert lag_of([Round(900, 100, 0.5).undisturbed()], call_ns) > REFUSED_ABOVE
+
+
+def test_a_round_that_others_took_nearly_all_of_clears_nobody_where_there_are_quiet_ones() -> None:
+    call_ns, limit = 100.0, SINGLE_REFUSED_ABOVE
+    quiet, taken = Round(1160, 1160, 0.05, 0.0), Round(1160, 1160, 1.0, 0.97)
+    assert single_of(undisturbed([quiet, taken, quiet]), call_ns, 0.0) > limit
+    # By a single one a busy machine may have been missed.
+    assert single_of(undisturbed([quiet, taken]), call_ns, 0.0) < 1.0
+    assert undisturbed([taken]) == [taken.undisturbed()]
