@@ -87,6 +87,32 @@ def test_what_forward_returned_follows_values_and_weights(repo: Path) -> None:
     other.close()
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+def test_what_is_staged_is_written_by_others_and_what_follows_from_it_as_well(repo: Path, renewed: bool) -> None:
+    subject, name = GradientSubject(find(repo, "Gate"), "cpu"), backward_workload("default")
+    args, kwargs = subject.draw(name, 0)
+    assert subject.module is not None
+    facts = DeviceFacts("cpu", "a CPU", "cpu", memory_bytes=1 << 30)
+    signature = Signature.of(args, kwargs, describe_module(subject.module), facts, "cpp")
+    layout = call_layout(trace(candidate().file("plan.py"), signature, function=FUNCTION), frames=1).data
+    bench = Bench(subject, name, "", layout)
+    bench.fill(0, Case(1, "drawn", 11), 0)
+    before, drawn = bench.bytes.clone(), bench.frames[0].inputs["0"].clone()
+    pieces = bench.stage(0, 5, renewed)
+    assert torch.equal(bench.bytes, before)
+    for offset, data in pieces:
+        bench.bytes[offset : offset + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    inputs, weights = bench.frames[0].inputs, subject.state()
+    torch.testing.assert_close(inputs["kw.out"], inputs["0"].sigmoid() * weights["weight"] + weights["bias"])
+    for path, value in inputs.items():
+        region = f"f0/input/{path}"
+        if region in bench.regions:
+            assert torch.equal(region_view(bench.bytes, bench.regions[region][0], bench.specs[region]), value)
+    changed = int((inputs["0"] != drawn).sum())
+    assert changed > drawn.numel() // 2 if renewed else 0 < changed <= 8
+    bench.close()
+
+
 def test_candidate_without_plan_backward_is_forward_only(evaluator: Evaluator, repo: Path) -> None:
     evaluation = _evaluate(evaluator, repo, candidate(forward_only=True))
     assert evaluation.status is Status.PASSED, evaluation.reason
