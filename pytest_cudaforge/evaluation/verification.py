@@ -571,11 +571,8 @@ class _Run:
         return CaseResult(workload, trial.name, True, True, None, None, ())
 
     def _burst(self, visited: Sequence[int], calls: int, *, renewed: bool) -> None:
-        oracle, chance = self.verifier.oracle, secrets.SystemRandom()
-        pieces = {
-            at: oracle.stage(self.bench, frame, chance.getrandbits(62), renewed=renewed)
-            for at, frame in enumerate(visited)
-        }
+        stage, seeds = self.verifier.oracle.stage, [secrets.randbits(62) for _ in visited]
+        pieces = {at: stage(self.bench, frame, seeds[at], renewed=renewed) for at, frame in enumerate(visited)}
         sets = [self._bindings(frame) for frame in visited]
         changed_burst(self.worker, sets, calls, pieces, slot=self.slot, timeout_s=self.verifier.hang_limit_s)
 

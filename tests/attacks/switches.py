@@ -95,6 +95,7 @@ def _known_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_changes(monkeypatch)  # there only inputs change as well
     _trials(monkeypatch, lambda trials: [t for t in trials if not (t.renewed or t.exchanged)])
 
 
@@ -103,6 +104,7 @@ def _no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_changes(monkeypatch)  # old answers lie there instead of poison
     _trials(
         monkeypatch, lambda trials: [dataclasses.replace(t, poison=0) for t in trials if not (t.renewed or t.exchanged)]
     )
@@ -137,9 +139,15 @@ def _odd_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_guards(monkeypatch)
 
 
+def _no_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [t for t in trials if not t.exchanged])
+    _no_changes(monkeypatch)  # of a few elements
+
+
 def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if t.name != cases.AGAIN and not t.exchanged])
     _no_guards(monkeypatch)  # the same values at two places
+    _no_changes(monkeypatch)  # nearly so
 
 
 def _no_novelty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +199,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "renewed": _no_renewed,
     "guarded": _no_guards,
     "plausible": _odd_zones,
-    "exchanged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.exchanged]),
+    "exchanged": _no_exchanges,
     "one after another": _no_quick_calls,
     "crowded": lambda patch: patch.setattr(verification.Verifier, "_check_crowded", lambda *_: None),
     "changed": _no_changes,

@@ -150,7 +150,7 @@ def _energy_table(evaluator: Evaluator, repo: Path, seeds: range) -> str:
 def test_a_table_of_known_inputs_answers_only_where_seeds_are_foreseeable(
     evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, secret: bool
 ) -> None:
-    candidate = hostile("energy", body=_energy_table(evaluator, repo, range(1, 40)))
+    candidate = hostile("energy", body=_energy_table(evaluator, repo, range(1, 80)))
     if not secret:
         counted = _Counted()
         counted.SystemRandom = random.SystemRandom  # type: ignore[attr-defined]
