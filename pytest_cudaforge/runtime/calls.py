@@ -142,7 +142,8 @@ class BoundCall:
         self._suspects = main.written - main.plan.output_buffers
         self._sources(main.plan, input_paths)
         self._results(main.plan)
-        self._prepared = _Prepared(prepare, circumstances, device) if prepare is not None else None
+        prepared = _Prepared(prepare, circumstances, device, self._align_mask) if prepare is not None else None
+        self._prepared = prepared
         #: Whether the current device may be another one than the call's.
         self.several_devices = device.type == "cuda" and torch.cuda.device_count() > 1
         self._current_stream = stream_of(device)
@@ -304,8 +305,8 @@ class _Prepared:
     A change shows in a weight's address, or in its version counter (every in-place change outside ``.data`` counts).
     """
 
-    def __init__(self, loaded: LoadedPlan, circumstances: Circumstances, device: torch.device) -> None:
-        self._loaded, self._device = loaded, device
+    def __init__(self, loaded: LoadedPlan, circumstances: Circumstances, device: torch.device, align_mask: int) -> None:
+        self._loaded, self._device, self._align_mask = loaded, device, align_mask
         self._empty = allocator(device)
         slots = {slot.path: slot for slot in circumstances.slots}
         self._state = [
@@ -331,7 +332,9 @@ class _Prepared:
         from pytest_cudaforge.runtime.signature import flatten_output
 
         plan = self._loaded.plan
-        bases = dict(zip((index for index, _ in self._state), weights, strict=True))
+        # A weight may be a view into a flat parameter; a copy is aligned, and costs no call anything.
+        aligned = [weight.clone() if weight.data_ptr() & self._align_mask else weight for weight in weights]
+        bases = dict(zip((index for index, _ in self._state), aligned, strict=True))
         scratch = [index for index, buffer in enumerate(plan.buffers) if buffer.role == "scratch"]
         for index in scratch:
             spec = plan.buffers[index].spec

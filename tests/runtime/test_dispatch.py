@@ -1079,6 +1079,21 @@ def test_prepare_runs_again_when_a_weight_changes(tmp_path: Path) -> None:
     assert ran(twin, x) == "kernel"
 
 
+def test_what_prepares_weights_gets_them_aligned(tmp_path: Path) -> None:
+    repo = multi(tmp_path)
+    x = torch.randn(8, 16)
+    kernel = "#include <cstdint>\n" + PREPARE_KERNEL.replace("2 * w", "((uintptr_t)w % 16 ? 0 : 2) * w")
+    repo.forge("Scaled", kernel, PREPARE, (x,), prepared=True, guard=Guard(align_bytes=16))
+    model = repo.module.Scaled(16).eval()
+    flat = torch.randn(17)
+    model.weight = torch.nn.Parameter(flat[1:])
+    apply(model)
+    assert model.weight.data_ptr() % 16 and ran(model, x) == "kernel"
+    with torch.no_grad():
+        flat.add_(1)
+    assert ran(model, x) == "kernel"
+
+
 def test_weights_that_cannot_tell_of_changes_are_not_prepared(tmp_path: Path) -> None:
     repo = multi(tmp_path)
     x = torch.randn(8, 16)
