@@ -135,7 +135,19 @@ def _leaf_difference(entry: Entry, path: str, was: Leaf, now: Leaf) -> str:
         return f"{path} has shape {now.shape}, verified for {was.shape} only"
     if entry.guard.contiguous_only and not now.contiguous and was != now:
         return f"{path} is not contiguous"
+    if was != now and _overlaps(now) and not _overlaps(was):
+        return f"{path} has elements that share memory"
     return ""
+
+
+def _overlaps(spec: TensorSpec) -> bool:
+    """May two elements lie at one address, as where a dimension is expanded? No probe has such inputs."""
+    reach = 0
+    for stride, size in sorted(zip(spec.strides, spec.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _shown(leaf: Leaf) -> str:

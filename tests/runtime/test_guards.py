@@ -105,6 +105,20 @@ def test_strides_under_a_contiguous_guard() -> None:
     assert refusal(entry(drawn_so, guard=narrow), drawn_so, NAMES, False) == ""
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (4, 1)])
+def test_elements_that_share_memory_unless_they_were_drawn_so(strides: tuple[int, ...]) -> None:
+    shared = (("0", spec(4, 8, strides=strides)), ("1", MASK))
+    assert refusal(entry(INPUTS), shared, NAMES, False) == "x has elements that share memory"
+    assert refusal(entry(shared), shared, NAMES, False) == ""
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((4, 8), (16, 2)), ((4, 1), (1, 0)), ((0, 8), (8, 1)), ((4, 8), (1, 9))]
+)
+def test_elements_apart_share_no_memory(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    assert refusal(entry(INPUTS), (("0", spec(*shape, strides=strides)), ("1", MASK)), NAMES, False) == ""
+
+
 def test_modes() -> None:
     assert refusal(entry(INPUTS), INPUTS, NAMES, True) == "verified in eval mode, the module is in train mode"
     assert refusal(entry(INPUTS, mode="train"), INPUTS, NAMES, True) == ""
