@@ -11,14 +11,16 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from pytest_cudaforge.errors import DeviceError, UsageError
 
 __all__ = [
+    "ALIGN_BYTES",
+    "HOST_ALIGN_BYTES",
     "ArenaLayout",
     "DeviceArena",
     "HostArena",
@@ -32,6 +34,9 @@ __all__ = [
 #: fcntl's numbers; the fcntl module has them only from Python 3.13 on.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
+#: What a region starts at a multiple of, and what torch's own tensors on a host do.
+ALIGN_BYTES, HOST_ALIGN_BYTES = 256, 64
+_NO_SKEWS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -64,18 +69,24 @@ class ArenaLayout:
 
 
 def lay_out(
-    sizes: Iterable[tuple[str, int]], *, redzone_bytes: int = 256, align_bytes: int = 256, skew_bytes: int = 0
+    sizes: Iterable[tuple[str, int]],
+    *,
+    redzone_bytes: int = 256,
+    align_bytes: int = ALIGN_BYTES,
+    skew_bytes: int = 0,
+    skews: Mapping[str, int] = _NO_SKEWS,
 ) -> ArenaLayout:
     """Place (name, bytes) pairs one after another with a red zone before, between and after them.
 
-    Each region starts ``skew_bytes`` past a multiple of ``align_bytes`` (for misaligned probes). A red zone begins at
-    the byte after its region, padding included, so that the first byte written out of bounds is seen.
+    Each region starts ``skew_bytes`` past a multiple of ``align_bytes``, or as many as ``skews`` has under its name. A
+    red zone begins at the byte after its region, padding included, so that the first byte written out of bounds is
+    seen.
     """
     regions: list[Region] = []
     redzones: list[tuple[int, int]] = []
     end = 0
     for name, nbytes in sizes:
-        start = -(-(end + redzone_bytes) // align_bytes) * align_bytes + skew_bytes
+        start = -(-(end + redzone_bytes) // align_bytes) * align_bytes + skews.get(name, skew_bytes)
         if start > end:
             redzones.append((end, start - end))
         regions.append(Region(name, start, nbytes))
@@ -86,7 +97,9 @@ def lay_out(
     return ArenaLayout(total, tuple(regions), tuple(redzones))
 
 
-def lay_out_guarded(sizes: Iterable[tuple[str, int]], first: Collection[str], *, align_bytes: int = 64) -> ArenaLayout:
+def lay_out_guarded(
+    sizes: Iterable[tuple[str, int]], first: Collection[str], *, align_bytes: int = HOST_ALIGN_BYTES
+) -> ArenaLayout:
     """Place (name, bytes) pairs on pages of their own with a guard page before, between and after them.
 
     Regions named in ``first`` begin where their pages do, the others end where theirs do, as far as a start at a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from pytest_cudaforge.evaluation.sitting import (
     was_disturbed,
 )
 from pytest_cudaforge.evaluation.verification import Verifier
-from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
 from pytest_cudaforge.languages import DEVICE_LANGUAGES, LANGUAGES
 from pytest_cudaforge.records import (
     Build,
@@ -272,7 +271,7 @@ class Attempt:
             worker_of=self._worker_of,
             places=host.servers.builder().places,
             frames=frames,
-            threads=_openmp_threads(),
+            threads=openmp_threads(),
             hang_limit_s=host.hang_limit_s(self._slowest()),
         )
 
@@ -605,9 +604,3 @@ def _clocks_apart(result: WorkloadTiming) -> list[str]:
     if abs(apart) <= _CLOCKS_AGREE:
         return []
     return [f"{result.workload}: the supervisor's clock tells {apart:+.1%} of what device events do for the same calls"]
-
-
-def _openmp_threads() -> int:
-    """How many threads a candidate's parallel regions get, as libgomp reckons: a container's quota does not count."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(told) if told.isdigit() and int(told) else len(os.sched_getaffinity(0))

@@ -20,7 +20,7 @@ from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, step_buffers
 from pytest_cudaforge.records import WorkloadFacts
 
-__all__ = ["CallLayout", "Trial", "call_layout", "contract_trials", "output_leaves"]
+__all__ = ["CallLayout", "Trial", "call_layout", "contract_trials", "output_leaves", "skews_of"]
 
 #: Above this, one frame only and fewer trials: moving gigabytes is what such a case costs.
 BIG_CALL_BYTES = 1 << 30
@@ -153,12 +153,19 @@ class CallLayout:
 
 
 def call_layout(
-    traced: TracedPlan, *, frames: int, skew_bytes: int = 0, redzones: bool = True, guarded: bool = False
+    traced: TracedPlan,
+    *,
+    frames: int,
+    skew_bytes: int = 0,
+    aligned_to: int = 0,
+    redzones: bool = True,
+    guarded: bool = False,
 ) -> CallLayout:
     """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
 
-    ``skew_bytes`` shifts the inputs off their alignment (the misaligned probe). ``guarded``: every buffer ends at a
-    page that nobody may touch, and those of odd frames begin behind one.
+    ``skew_bytes``: how far past its alignment every buffer begins. ``aligned_to``: inputs and state begin at a multiple
+    of so many bytes and of no more (see :func:`skews_of`). ``guarded``: every buffer ends at a page that nobody may
+    touch, and those of odd frames begin behind one.
     """
     sizes: dict[str, int] = {}
     specs: dict[str, TensorSpec] = {}
@@ -174,15 +181,25 @@ def call_layout(
         data = _layout_data(guards.nbytes, offsets, sizes, guards.redzones, frames, specs)
         return CallLayout(data, tuple(main), prepare, offsets, guards.guards)
     zone = REDZONE_BYTES if redzones else 0
-    skewed = [(name, size) for name, size in sizes.items() if "/input/" in name]
-    others = [(name, size) for name, size in sizes.items() if "/input/" not in name]
-    first = lay_out(skewed, redzone_bytes=zone, skew_bytes=skew_bytes)
-    second = lay_out(others, redzone_bytes=zone)
-    offsets = {r.name: r.offset for r in first.regions} | {r.name: first.nbytes + r.offset for r in second.regions}
-    zones = [list(z) for z in first.redzones] + [[o + first.nbytes, n] for o, n in second.redzones]
-    nbytes = first.nbytes + second.nbytes
-    data = _layout_data(nbytes, offsets, sizes, zones if redzones else [], frames, specs)
+    skews = skews_of(specs, aligned_to) if aligned_to else {}
+    arena = lay_out(sizes.items(), redzone_bytes=zone, skew_bytes=skew_bytes, skews=skews)
+    offsets = {region.name: region.offset for region in arena.regions}
+    zones = [list(each) for each in arena.redzones] if redzones else []
+    data = _layout_data(arena.nbytes, offsets, sizes, zones, frames, specs)
     return CallLayout(data, tuple(main), prepare, offsets)
+
+
+def skews_of(specs: Mapping[str, TensorSpec], aligned_to: int) -> dict[str, int]:
+    """How many bytes past its alignment each input and piece of state begins, so that none is aligned to more than
+    ``aligned_to`` bytes, or than its elements are wide: odd multiples, drawn for each, as one skew for all would suit a
+    kernel that looks at one tensor's address only. For the same reason some inputs of frame 1 are aligned."""
+    skews = {}
+    for name, spec in specs.items():
+        skews[name] = max(aligned_to, spec.itemsize_bytes) * _CHANCE.choice((1, 3, 5, 7))
+    second = [name for name in specs if name.startswith("f1/")]
+    for name in _CHANCE.sample(second, _CHANCE.randint(1, len(second))) if second else ():
+        skews[name] = 0
+    return skews
 
 
 def _layout_data(

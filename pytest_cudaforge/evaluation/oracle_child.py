@@ -33,7 +33,7 @@ from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
 from pytest_cudaforge.evaluation.undisabled import undisabled
-from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names
+from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names, strided_names
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
@@ -139,7 +139,7 @@ class _Oracle:
         subject = self.subject(target)
         args, kwargs = subject.draw(workload, 0)
         found = []
-        names = ["strided", *fixed_names((args, kwargs), subject.draw(workload, 1))]
+        names = [*strided_names(), *fixed_names((args, kwargs), subject.draw(workload, 1))]
         for name in [*names, *(neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ())]:
             try:
                 changed = apply_variant(name, *subject.draw(workload, 0))

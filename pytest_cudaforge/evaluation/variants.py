@@ -1,14 +1,16 @@
 """Probes: the same call with other strides, neighbouring shapes, or other values of an input that is always the same.
 In the oracle's process only.
 
-A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"size 64 -> 63"``, ``"size 64 -> 131"``,
-``"other kw.mask"`` (by path).
+A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
+``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"other kw.mask"`` (by path). Numbers are drawn secretly, so that no kernel
+can know the sizes and strides that it will be tried with.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,15 +18,23 @@ from torch import Tensor
 
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
-__all__ = ["OTHER", "apply_variant", "fixed_names", "neighbour_names"]
+__all__ = ["OTHER", "STRIDED", "apply_variant", "fixed_names", "neighbour_names", "strided_names"]
 
 #: How the names of variants begin that have other values.
 OTHER = "other "
+#: And those that have other strides.
+STRIDED = "strided"
 
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
+_SPREAD = re.compile(rf"{STRIDED} (step|pad) (\d+)")
 _MAX_NEIGHBOURS = 3
-_GROWTH = 67
+#: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
+#: all others.
+_NEAR, _GROWTH = (33, 99), 67
+#: How many times as large a far size is, at most, and a call with it: so many elements, or times its own.
+_FAR, _FAR_ELEMENTS, _FAR_CALL = 16, 1 << 19, 2.5
 _MAX_FIXED = 2
+_CHANCE = secrets.SystemRandom()
 
 
 def apply_variant(
@@ -32,8 +42,11 @@ def apply_variant(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call with every tensor changed as the variant's name says; values stay where that is possible."""
     leaves, tree = flatten_call(args, kwargs)
-    if name == "strided":
+    if name == STRIDED:
         leaves = {path: _strided(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif match := _SPREAD.fullmatch(name):
+        change, count = _stepped if match[1] == "step" else _padded, int(match[2])
+        leaves = {path: change(leaf, count) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif match := _SIZE.fullmatch(name):
         old, new = int(match[1]), int(match[2])
         leaves = {path: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
@@ -77,17 +90,51 @@ def _strided(tensor: Tensor) -> Tensor:
     return padded[..., :-1].transpose(-1, -2)
 
 
+def strided_names() -> Iterator[str]:
+    """Dimensions swapped in memory, elements apart, rows apart: a kernel that takes all of them takes strides as they
+    come, not the two or three that it was written for."""
+    yield STRIDED
+    yield f"{STRIDED} step {_CHANCE.randint(2, 4)}"
+    yield f"{STRIDED} pad {_CHANCE.randint(1, 7)}"
+
+
+def _stepped(tensor: Tensor, step: int) -> Tensor:
+    """The same values, in every ``step``-th element of a wider tensor, from the second one on."""
+    if tensor.numel() < 2 or tensor.dim() == 0:
+        return tensor
+    return tensor.repeat_interleave(step, -1)[..., 1::step]
+
+
+def _padded(tensor: Tensor, pad: int) -> Tensor:
+    """The same values with ``pad`` elements before each row and as many behind it."""
+    if tensor.numel() < 2 or tensor.dim() == 0:
+        return tensor
+    edge = tensor[..., :1].expand(*tensor.shape[:-1], pad)
+    return torch.cat([edge, tensor, edge], dim=-1)[..., pad : pad + tensor.shape[-1]]
+
+
 def _resized(tensor: Tensor, old: int, new: int) -> Tensor:
     for dim, size in enumerate(tensor.shape):
         if size == old:
-            index = torch.arange(new, device=tensor.device) % old
-            tensor = tensor.index_select(dim, index)
+            tensor = (_grown(tensor, dim, new) if new > old else tensor.narrow(dim, 0, new)).contiguous()
     return tensor
 
 
+def _grown(tensor: Tensor, dim: int, new: int) -> Tensor:
+    """With the same values again along ``dim``, each time of other rows: what is largest in a part of one need not be
+    so in all of it, and who looks at a part only is wrong."""
+    others = [place for place in range(tensor.dim()) if place != dim]
+    along = max(others, key=lambda place: (tensor.shape[place] > 1, place != tensor.dim() - 1), default=None)
+    parts = [tensor]
+    for part in range(1, -(-new // tensor.shape[dim])):
+        parts.append(tensor if along is None else tensor.roll(part, along))
+    return torch.cat(parts, dim=dim).narrow(dim, 0, new)
+
+
 def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: bool = False) -> Iterator[str]:
-    """Names of variants with one size changed wherever it occurs, for the leading sizes first: smaller by one, and the
-    first one (``dynamic``, where any size is promised: each of them) larger, too, by more than any vector is wide."""
+    """Names of variants with one size changed wherever it occurs, for the leading sizes: smaller, and several times as
+    large. One after another of the same size and direction are for plans that refuse the ones before, or have other
+    constants there; the first size (``dynamic``, where any size is promised: each of them) has such larger ones."""
     leaves, _ = flatten_call(args, kwargs)
     sizes: dict[int, None] = {}
     tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and leaf.dim()]
@@ -96,11 +143,39 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: b
             if dim < tensor.dim() and tensor.shape[dim] > 1:
                 sizes.setdefault(int(tensor.shape[dim]))
     indices = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and _may_index(leaf)]
-    safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)]
-    for size in safe[:_MAX_NEIGHBOURS]:
-        yield f"size {size} -> {size - 1}"
-    for size in safe[: _MAX_NEIGHBOURS if dynamic else 1]:
-        yield f"size {size} -> {size + _GROWTH}"
+    safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)][:_MAX_NEIGHBOURS]
+    for size in safe:
+        yield from _renamed(size, (_smaller(size), size - 1))
+    for place, size in enumerate(safe):
+        near = (size + _CHANCE.randint(*_NEAR), size + _GROWTH) if dynamic or place == 0 else ()
+        far = _far(size, tensors)
+        yield from _renamed(size, (far, *near) if far else near)
+
+
+def _renamed(size: int, found: Collection[int]) -> Iterator[str]:
+    for new in dict.fromkeys(found):
+        yield f"size {size} -> {new}"
+
+
+def _smaller(size: int) -> int:
+    """Half of it at least; where that can be, one that no vector divides."""
+    found = range(max(1, size // 2), size)
+    return _CHANCE.choice([new for new in found if new % 4] or list(found))
+
+
+def _far(size: int, tensors: Collection[Tensor]) -> int:
+    """A size beyond the next powers of two; 0 where a call with it would be too large."""
+    now = sum(tensor.numel() for tensor in tensors)
+    room = max(_FAR_ELEMENTS, int(_FAR_CALL * now))
+    least = size + _NEAR[1] + 1
+    most = max(_FAR * size, 2 * least)
+    while most >= least and _elements(tensors, size, most) > room:
+        most = int(0.9 * most)
+    return _CHANCE.randint(max(least, most // 2), most) if most >= least else 0
+
+
+def _elements(tensors: Collection[Tensor], old: int, new: int) -> float:
+    return sum(tensor.numel() * (new / old) ** list(tensor.shape).count(old) for tensor in tensors)
 
 
 def _may_index(tensor: Tensor) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from pytest_cudaforge.errors import (
     WorkerFailure,
     WorkerTimeout,
 )
+from pytest_cudaforge.evaluation.arena import ALIGN_BYTES, HOST_ALIGN_BYTES
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import (
     BIG_CALL_BYTES,
@@ -34,9 +37,9 @@ from pytest_cudaforge.evaluation.contract import compare_structure, status_of
 from pytest_cudaforge.evaluation.module_plan import judged_plan, state_specs
 from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
 from pytest_cudaforge.languages import Binary
-from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan
+from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 from pytest_cudaforge.records import (
     CaseResult,
     DeviceFacts,
@@ -67,8 +70,15 @@ _CALLS_BEFORE_S = 0.1
 #: Where a worker has the arena once more, read-only, and on which kinds of devices a module's does.
 _SEALED_SLOT = 2
 _SEALED_MODULES: tuple[str, ...] = ("cpu",)
-#: How the names of probes begin that have other values, as ``variants.OTHER``, which needs torch.
-_OTHER = "other "
+#: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
+_OTHER, _STRIDED = "other ", "strided"
+_SIZE = re.compile(r"size (\d+) -> (\d+)")
+#: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
+_ALIGNMENTS = (1, 16, 32, 64)
+_CONTRACT_ALIGNMENT = {"cpu": HOST_ALIGN_BYTES, "cuda": ALIGN_BYTES}
+_TRITON_ALIGNMENT = 16
+#: More threads than many machines have cores, and as many as a sandbox surely allows.
+_MANY_THREADS, _MOST_THREADS = 33, 512
 #: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
 
@@ -84,6 +94,10 @@ class _Findings:
         ratios = [case.error_ratio for case in self.cases if case.error_ratio is not None and case.contract]
         oracle: Literal["fp64", "partial"] = "partial" if self.partial else "fp64"
         return Verification(tuple(self.cases), oracle, max(ratios, default=None), self.guard)
+
+
+class _Untried(Exception):
+    """A probe that was not run: the plan refuses it, or has no kernel for it yet."""
 
 
 class Plans(Protocol):
@@ -171,7 +185,9 @@ class Verifier:
 
     def _run_contract(self, product: Product, trials: Sequence[Trial]) -> None:
         frames = 1 + max(trial.frame for trial in trials)
-        layout = call_layout(product.traced, frames=frames)
+        # On a host nothing is aligned to more than torch's own tensors are.
+        skew = HOST_ALIGN_BYTES if self.kitchen.device.kind == "cpu" else 0
+        layout = call_layout(product.traced, frames=frames, skew_bytes=skew)
         self._require_room(product, layout)
         failed: list[CaseResult] = []
         with self._bench(product, layout, "") as run:
@@ -189,6 +205,7 @@ class Verifier:
                 self._check_one_after_another(product, run, trials[-1])
                 self._check_crowded(product, run, trials[-1])
                 self._check_changed(product, run, trials[-1])
+                self._check_thread_counts(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
                 if self.probed:
@@ -271,6 +288,21 @@ class Verifier:
         trial = replace(last, name="changed between calls", calls_before=0, renewed=False, exchanged=False)
         self._judge_further(product, trial, run.changed)
 
+    def _check_thread_counts(self, product: Product, run: _Run, last: Trial) -> None:
+        """With one OpenMP thread, and with more than there are cores: production's torch.set_num_threads is one that
+        no verification foresees, and a kernel that counts on this machine's leaves work undone there, or writes behind
+        its arrays."""
+        if self.kitchen.device.kind != "cpu" or not product.traced.main.steps:
+            return
+        usual = openmp_threads()
+        trial = replace(last, calls_before=0, renewed=False, exchanged=False)
+        for count in sorted({1, min(2 * usual + 1, _MOST_THREADS), _MANY_THREADS}):
+            case = replace(last.case, seed=secrets.randbits(62))
+            trial = replace(trial, name=f"OpenMP threads: {count}", case=case)
+            run.worker.set_threads(count)
+            self._judge_further(product, trial, lambda name, counted: run.case(name, counted, contract=True))
+        run.worker.set_threads(usual)
+
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
         the old bytes back shows in no comparison. A module's host code could map a GPU's memory as it likes."""
@@ -352,7 +384,12 @@ class Verifier:
         """Run what the contract does not promise; whatever fails narrows the guard."""
         workload = product.workload
         if _is_big(workload):
-            self._narrow("the call moves gigabytes and was not probed", contiguous=True, aligned=True, drawn=True)
+            self._narrow(
+                "the call moves gigabytes and was not probed",
+                contiguous=True,
+                drawn=True,
+                align_bytes=self._contract_alignment,
+            )
             return
         excluded = self._excluded
         if excluded is not None and not any(self._is_open(excluded, strided) for strided in (True, False)):
@@ -360,14 +397,16 @@ class Verifier:
         self._probed_workload = workload.name
         try:
             sizes = 0
-            for name, variant in self.oracle.variants(self.target, workload.name):
+            variants = self.oracle.variants(self.target, workload.name)
+            for (name, _), members in itertools.groupby(variants, key=_kind_of):
                 if name.startswith(_OTHER):
-                    if excluded is None:
-                        self._probe_other_values(name, variant)
+                    for other, variant in members if excluded is None else ():
+                        self._probe_other_values(other, variant)
                     continue
-                sizes += name != "strided"
-                if excluded is None or self._is_open(excluded, name == "strided"):
-                    self._probe_variant(name, variant)
+                strided = name.startswith(_STRIDED)
+                sizes += not strided
+                if excluded is None or self._is_open(excluded, strided):
+                    self._probe_variants(list(members), strided)
             if not sizes:
                 self._narrow("no neighbouring shape could be drawn", drawn=True)
         finally:
@@ -381,30 +420,69 @@ class Verifier:
     def _probe_other_values(self, name: str, workload: WorkloadFacts) -> None:
         """An input that is the same in every draw, with other values: right answers are not promised, but who relies on
         them should know."""
-        problem = self._variant_problem(name, workload, contract=False)
+        try:
+            problem = self._variant_problem(name, workload, contract=False)
+        except _Untried as error:
+            problem = str(error)
         if problem:
             path = name.removeprefix(_OTHER)
             self._narrow(f"input {path} is the same in every draw; with other values of it: {problem}")
 
     def _probe_misaligned(self, product: Product, worker: Worker) -> None:
-        """The last thing the contract's worker does: a misaligned access may well end it."""
+        """The last thing the contract's worker does: a misaligned access may well end it. The guard asks for the least
+        alignment with which inputs and weights were right."""
         if any(binary.language == "triton" for binary in product.binaries):
-            self._narrow("Triton's kernels are compiled for 16-byte aligned tensors", aligned=True)
+            self._narrow("Triton's kernels are compiled for 16-byte aligned tensors", align_bytes=_TRITON_ALIGNMENT)
             return
-        specs = [spec for _, spec in product.workload.inputs if isinstance(spec, TensorSpec)]
-        if not specs or (self._excluded is not None and self._excluded.align_bytes > 1):
-            return
-        skew = max(spec.itemsize_bytes for spec in specs)
-        layout = call_layout(product.traced, frames=1, skew_bytes=skew)
-        self._probed_workload = product.workload.name
-        problem = self._probe_run(product, layout, "", "misaligned", contract=False, kept=worker)
-        if problem:
-            self._narrow(f"misaligned inputs: {problem}", aligned=True)
+        known, most = self._findings.guard.align_bytes, self._contract_alignment
+        kept: Worker | None = worker
+        tried = [align for align in _ALIGNMENTS if known <= align < most]
+        for align, more in zip(tried, [*tried[1:], most], strict=True):
+            problem = self._misaligned_problem(product, align, kept)
+            if not problem:
+                return
+            what = "misaligned tensors" if align == 1 else f"tensors aligned to {align} bytes"
+            self._narrow(f"{what}: {problem}", align_bytes=more)
+            kept = None
 
-    def _probe_variant(self, name: str, workload: WorkloadFacts) -> None:
-        strided = name == "strided"
+    @property
+    def _contract_alignment(self) -> int:
+        return _CONTRACT_ALIGNMENT[self.kitchen.device.kind]
+
+    def _misaligned_problem(self, product: Product, aligned_to: int, kept: Worker | None) -> str:
+        """Once with no tensor aligned to more, then with some that are: a kernel may look at one address and mean all
+        of them."""
+        plans = [plan for plan in (product.traced.main, product.traced.prepare) if plan is not None]
+        places = {buffer.source for plan in plans for buffer in plan.buffers if buffer.role in ("input", "state")}
+        if not places:
+            return ""
+        layout = call_layout(product.traced, frames=2, aligned_to=aligned_to)
+        self._probed_workload = product.workload.name
+        name = "misaligned" if aligned_to == 1 else f"aligned to {aligned_to} bytes"
+        frames = 1 if len(places) == 1 else 2
+        return self._probe_run(product, layout, "", name, contract=False, kept=kept, frames=frames)
+
+    def _probe_variants(self, members: Sequence[tuple[str, WorkloadFacts]], strided: bool) -> None:
+        """The first of them that the plan takes. A plan that refuses a size sends production's call to the reference,
+        and one that has other constants there would be compiled anew: then the next one tells more."""
         contract = self.facts.strides == "any" if strided else self.facts.dynamic
-        problem = self._variant_problem(name, workload, contract)
+        if strided and not contract and self._findings.guard.contiguous_only:
+            return
+        refused = ""
+        for name, workload in members:
+            try:
+                problem = self._variant_problem(name, workload, contract)
+            except _Untried as error:
+                refused = str(error)
+                continue
+            self._conclude(name, problem, contract, strided)
+            return
+        # Where nothing but a far size was drawn, it was for kernels that take it as they are.
+        if contract or strided or len(members) > 1 or not _grows(members[0][0]):
+            self._conclude(members[-1][0], refused, contract, strided)
+
+    def _conclude(self, name: str, problem: str, contract: bool, strided: bool) -> None:
+        """Raises Refusal for a problem with what the target promises; any other narrows the guard."""
         if problem and contract:
             case = CaseResult(self._probed_workload, name, True, False, None, None, note=problem)
             self._findings.cases.append(case)
@@ -414,14 +492,15 @@ class Verifier:
             self._narrow(f"{name}: {problem}", contiguous=strided, drawn=not strided)
 
     def _variant_problem(self, name: str, workload: WorkloadFacts, contract: bool) -> str:
+        """ "" where it passes, else what went wrong. Raises _Untried where it was not run for a plan's reasons."""
         try:
             traced = self.kitchen.trace(workload)
         except Unsupported as error:
-            return f"plan.py refuses it: {error.what}"
+            raise _Untried(f"plan.py refuses it: {error.what}") from error
         except Refusal as refusal:
             return refusal.reason
         if not contract and not self.kitchen.knows(traced):
-            return "its kernels are specialised to the drawn shapes by constants"
+            raise _Untried("its kernels are specialised to the drawn shapes by constants")
         mismatches = compare_structure(traced.main, workload)
         if mismatches:
             return f"{mismatches[0].output}: {mismatches[0].detail}"
@@ -440,30 +519,48 @@ class Verifier:
         *,
         contract: bool,
         kept: Worker | None = None,
+        frames: int = 1,
     ) -> str:
-        """ "" where the probe passes, else what went wrong."""
-        trial = Trial(name, TrialCase(secrets.randbits(62)), 0, 0)
+        """ "" where the probe passes in all ``frames``, else what went wrong."""
+        case = CaseResult(self._probed_workload, name, contract, False, None, None)
         try:
             with self._bench(product, layout, variant, kept) as run:
-                case = run.case(self._probed_workload, trial, contract=contract)
+                for frame in range(frames):
+                    trial = Trial(name, TrialCase(secrets.randbits(62)), frame, 0)
+                    case = run.case(self._probed_workload, trial, contract=contract)
+                    if not case.passed:
+                        break
         except (WorkerFailure, LaunchFailure) as error:
-            case = CaseResult(self._probed_workload, name, contract, False, None, None, note=str(error))
+            case = replace(case, passed=False, note=str(error))
         except Refusal as refusal:
-            case = CaseResult(self._probed_workload, name, contract, False, None, None, note=refusal.reason)
+            case = replace(case, passed=False, note=refusal.reason)
         self._findings.cases.append(case)
         if case.passed:
             return ""
         return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
 
-    def _narrow(self, reason: str, *, contiguous: bool = False, aligned: bool = False, drawn: bool = False) -> None:
+    def _narrow(self, reason: str, *, contiguous: bool = False, drawn: bool = False, align_bytes: int = 1) -> None:
         guard = self._findings.guard
         self._findings.guard = replace(
             guard,
             contiguous_only=guard.contiguous_only or contiguous,
-            align_bytes=16 if aligned else guard.align_bytes,
+            align_bytes=max(guard.align_bytes, align_bytes),
             drawn_shapes_only=guard.drawn_shapes_only or drawn,
             reasons=(*guard.reasons, reason),
         )
+
+
+def _kind_of(variant: tuple[str, WorkloadFacts]) -> tuple[str, bool]:
+    """What variants have in common of which the first that can be tried will do: the size that changes, and whether it
+    grows."""
+    name = variant[0]
+    match = _SIZE.fullmatch(name)
+    return (f"size {match[1]}", _grows(name)) if match else (name, False)
+
+
+def _grows(name: str) -> bool:
+    match = _SIZE.fullmatch(name)
+    return match is not None and int(match[2]) > int(match[1])
 
 
 def _is_big(workload: WorkloadFacts) -> bool:

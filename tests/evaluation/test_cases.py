@@ -108,9 +108,23 @@ def test_layout_has_frames_and_zones_between_all_regions() -> None:
     assert all(slot == 0 and offset % 256 == 0 for slot, offset in first)
 
 
-def test_skew_moves_inputs_only() -> None:
-    bindings = call_layout(TracedPlan(_plan()), frames=1, skew_bytes=4).bindings(0)
-    assert [offset % 256 for _, offset in bindings] == [4, 0, 0, 0]
+def test_skew_moves_every_buffer() -> None:
+    bindings = call_layout(TracedPlan(_plan()), frames=1, skew_bytes=64).bindings(0)
+    assert [offset % 256 for _, offset in bindings] == [64] * 4
+
+
+@pytest.mark.parametrize(("aligned_to", "least"), [(1, 4), (16, 16), (32, 32), (64, 64)])
+def test_misaligned_inputs_and_state_are_aligned_to_no_more(aligned_to: int, least: int) -> None:
+    seen = set()
+    for _ in range(20):
+        layout = call_layout(TracedPlan(_plan()), frames=2, aligned_to=aligned_to)
+        given, weight, *others = (offset for _, offset in layout.bindings(0))
+        assert given % (2 * least) == weight % (2 * least) == least
+        assert all(offset % 256 == 0 for offset in others)
+        # Of the inputs in the second frame, one that is aligned beside a weight that is not.
+        assert layout.bindings(1)[0][1] % 256 == 0
+        seen.add((given % 256, weight % 256))
+    assert len(seen) > 1 or aligned_to == 64
 
 
 def test_prepared_values_are_where_prepare_leaves_them() -> None:

@@ -173,7 +173,7 @@ def test_variants_change_layout_or_size_only() -> None:
     assert torch.equal(flags, mask) and flags.stride() == (2,)
     (smaller, fewer), kwargs = apply_variant("size 6 -> 5", (x, mask), {"n": 6})
     assert (tuple(smaller.shape), tuple(fewer.shape), kwargs) == ((5, 8), (5,), {"n": 6})
-    assert list(neighbour_names((x, mask), {})) == ["size 6 -> 5", "size 8 -> 7", "size 6 -> 73"]
+    assert {"size 6 -> 5", "size 8 -> 7", "size 6 -> 73"} < set(neighbour_names((x, mask), {}))
 
 
 @pytest.mark.parametrize(("shape", "faint"), [((24, 64), 4), ((2, 6, 64), 1), ((1, 64), 0), ((64,), 0)])

@@ -1,0 +1,207 @@
+"""Kernels that are right for the calls that anybody expects: other sizes, strides, addresses and threads show them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judged_targets import find
+
+from pytest_cudaforge.evaluation import cases, verification
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.plan import TensorSpec
+from pytest_cudaforge.records import Candidate, Evaluation, Guard, Status
+
+TARGETS = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(20, 257)], dynamic=True)
+def largest(x):
+    return x.amax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(20, 257)])
+def largest_drawn(x):
+    return x.amax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(20, 64)], strides="any")
+def largest_anywhere(x):
+    return x.amax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(20, 64)], init=lambda: [64])
+class Weighted(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return (x * self.weight).amax(-1)
+"""
+PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(MODULEx):
+    y = empty(x.shape[:1], x.dtype)
+    launch("kernel", args=(x, WEIGHTy, x.shape[0], x.shape[1], x.stride(0), x.stride(1)))
+    return y
+"""
+REFUSING = 'def plan(MODULEx):\n    assert x.shape[1] <= 512, "rows of 512 at most"'
+KERNEL = """
+#include <cmath>
+#include <cstdint>
+#include <omp.h>
+void kernel(const float* x, WEIGHTfloat* y, long long rows, long long cols, long long down, long long right) {
+  BEFORE
+  for (long long r = FIRST; r < LAST; ++r) {
+    float m = -INFINITY;
+    for (long long c = 0; c < cols; ++c) m = std::fmax(m, x[r * down + AT]TIMES);
+    y[r] = m;
+  }
+}
+"""
+SHARED = "#pragma omp parallel\n{ long long here = omp_get_thread_num(), all = THREADS;"
+
+
+def _candidate(
+    before: str = "", at: str = "c * right", weighted: bool = False, plan: str = PLAN, threads: str = ""
+) -> Candidate:
+    source = KERNEL.replace("BEFORE", f"{before}\n{SHARED}".replace("THREADS", threads) if threads else before)
+    if threads:
+        source = source.replace("FIRST", "rows * here / all").replace("LAST", "rows * (here + 1) / all") + "}\n"
+    else:
+        source = source.replace("FIRST", "0").replace("LAST", "rows")
+    source = source.replace("AT", at).replace("WEIGHT", "const float* w, " if weighted else "")
+    source = source.replace("TIMES", " * w[c]" if weighted else "")
+    text = plan.replace("MODULE", "module, " if weighted else "").replace(
+        "WEIGHT", "module.weight, " if weighted else ""
+    )
+    return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": text})
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    (root / "layers.py").write_text(TARGETS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+        yield opened
+
+
+Judged = Callable[[str, Candidate], Evaluation]
+
+
+@pytest.fixture
+def judged(evaluator: Evaluator, repo: Path) -> Judged:
+    return lambda name, candidate: evaluator.evaluate(candidate, find(repo, f"::{name}"), timing=False)
+
+
+def _guard(evaluation: Evaluation) -> Guard:
+    assert evaluation.status is Status.PASSED, evaluation.reason
+    assert evaluation.verification is not None
+    return evaluation.verification.guard
+
+
+def _only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[str], bool]) -> None:
+    """Of the variants, those whose names are ``wanted``."""
+    original = OracleClient.variants
+    monkeypatch.setattr(
+        OracleClient, "variants", lambda *given: tuple(each for each in original(*given) if wanted(each[0]))
+    )
+
+
+def _near(name: str) -> bool:
+    sizes = [int(size) for size in re.findall(r"\d+", name)]
+    return not name.startswith("size") or sizes[1] < sizes[0] + 100
+
+
+SMALL = _candidate("if (cols > 512) return;")
+HONEST = _candidate()
+
+
+def test_rows_of_a_known_length_only(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = judged("largest", SMALL)
+    assert refused.status is Status.REJECTED and "size 257 -> " in refused.reason
+    assert _guard(judged("largest_drawn", SMALL)).drawn_shapes_only
+    assert not _guard(judged("largest_drawn", HONEST)).drawn_shapes_only
+    _only(monkeypatch, _near)
+    assert not _guard(judged("largest", SMALL)).drawn_shapes_only
+    assert not _guard(judged("largest_drawn", SMALL)).drawn_shapes_only
+
+
+def test_a_plan_that_says_what_it_cannot_do_passes(judged: Judged) -> None:
+    plan = PLAN.replace("def plan(MODULEx):", REFUSING)
+    for name in ("largest", "largest_drawn"):
+        assert not _guard(judged(name, _candidate("if (cols > 512) return;", plan=plan))).drawn_shapes_only
+
+
+def test_strides_of_known_patterns_only(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = _candidate("if (right != 1 && down != 1) return;")
+    refused = judged("largest_anywhere", packed)
+    assert refused.status is Status.REJECTED and "strided step" in refused.reason
+    assert not _guard(judged("largest_anywhere", HONEST)).contiguous_only
+    _only(monkeypatch, lambda name: name == "strided")
+    assert not _guard(judged("largest_anywhere", packed)).contiguous_only
+
+
+def test_wider_loads_than_its_tensors_are_aligned_to(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    aligned = _candidate("if ((uintptr_t)x % 32) return;")
+    assert _guard(judged("largest_drawn", aligned)).align_bytes == 32
+    assert _guard(judged("largest_drawn", HONEST)).align_bytes == 1
+    monkeypatch.setattr(verification, "_ALIGNMENTS", (1,))
+    monkeypatch.setitem(verification._CONTRACT_ALIGNMENT, "cpu", 16)
+    assert _guard(judged("largest_drawn", aligned)).align_bytes == 16
+
+
+def test_wider_loads_than_its_weights_are_aligned_to(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight may be a view into a flat parameter."""
+    aligned = _candidate("if ((uintptr_t)w % 16) return;", weighted=True)
+    assert _guard(judged("Weighted", aligned)).align_bytes == 16
+    assert _guard(judged("Weighted", _candidate(weighted=True))).align_bytes == 1
+    original = cases.skews_of
+
+    def inputs_only(specs: Mapping[str, TensorSpec], aligned_to: int) -> dict[str, int]:
+        found = original(specs, aligned_to)
+        return {name: 0 if name.startswith("state/") else skew for name, skew in found.items()}
+
+    monkeypatch.setattr(cases, "skews_of", inputs_only)
+    assert _guard(judged("Weighted", aligned)).align_bytes == 1
+
+
+def test_an_input_that_is_aligned_says_nothing_about_the_weight(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fooled = _candidate("if ((uintptr_t)x % 16 == 0 && (uintptr_t)w % 16) return;", weighted=True)
+    assert _guard(judged("Weighted", fooled)).align_bytes == 16
+    original = verification.Verifier._probe_run
+
+    def first_frame(self: verification.Verifier, *given: Any, **how: Any) -> str:
+        return original(self, *given, **{**how, "frames": 1})
+
+    monkeypatch.setattr(verification.Verifier, "_probe_run", first_frame)
+    assert _guard(judged("Weighted", fooled)).align_bytes == 1
+
+
+def test_as_many_threads_as_there_were_cores(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = _candidate(threads="omp_get_num_procs()")
+    refused = judged("largest", counted)
+    assert refused.status is Status.INCORRECT_NUMERICAL and "OpenMP threads: 1" in refused.reason
+    assert judged("largest", _candidate(threads="omp_get_num_threads()")).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None)
+    assert judged("largest", counted).status is Status.PASSED
+
+
+def test_more_threads_than_it_has_room_for(judged: Judged) -> None:
+    """Right with one thread, and with as many as there are cores."""
+    roomy = "long long most = 2 * omp_get_num_procs(); if (omp_get_max_threads() > most) return;"
+    refused = judged("largest", _candidate(roomy, threads="omp_get_num_threads()"))
+    assert refused.status is Status.INCORRECT_NUMERICAL and "OpenMP threads: " in refused.reason
