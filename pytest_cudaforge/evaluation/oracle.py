@@ -30,7 +30,16 @@ from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.nursery import ForkedOracle, Nursery
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
-__all__ = ["NO_ROOM", "Check", "ExportedArena", "OracleClient", "TrialCase", "compiler_caches", "oracle_environment"]
+__all__ = [
+    "FOLLOWS_STATE",
+    "NO_ROOM",
+    "Check",
+    "ExportedArena",
+    "OracleClient",
+    "TrialCase",
+    "compiler_caches",
+    "oracle_environment",
+]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_REPLY_BYTES = 1 << 30
@@ -46,6 +55,8 @@ _ENVIRONMENT = (
 _TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation", "version", "guarded")
 
 
+#: Among what :meth:`OracleClient.mutates` tells.
+FOLLOWS_STATE = "outputs follow state"
 #: How a DeviceError begins that says nothing of the device but that the call is too large for it.
 NO_ROOM = "the device has too little memory"
 
@@ -384,7 +395,8 @@ class OracleClient:
         self.request("rewrite", bench=bench)
 
     def mutates(self, target: Target, workload: str) -> frozenset[str]:
-        """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes."""
+        """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes, and
+        :data:`FOLLOWS_STATE` where its outputs depend on the state that earlier calls wrote."""
         return frozenset(self.request("mutates", target=to_json(target), workload=workload))
 
     def exchange(self, bench: int, frame: int, seed: int) -> None:

@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
-from pytest_cudaforge.evaluation.oracle import NO_ROOM
+from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
@@ -177,7 +177,8 @@ class _Oracle:
         self.benches[bench].rewrite()
 
     def do_mutates(self, target: Any, workload: str) -> Any:
-        return sorted(self.of_workload(target, workload).mutates(workload))
+        subject = self.of_workload(target, workload)
+        return [*sorted(subject.mutates(workload)), *([FOLLOWS_STATE] if subject.follows_state(workload) else [])]
 
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)

@@ -34,7 +34,7 @@ from pytest_cudaforge.evaluation.novelty import (
     single_of,
     undisturbed,
 )
-from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient, TrialCase
+from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.parties import (
     Clock,
     EventParty,
@@ -484,10 +484,10 @@ class Sitting:
             self._judge(table, 0)
 
     def _writes_inputs(self) -> bool:
-        """Then so many calls have changed their own inputs that no single answer can be expected any more;
-        verification judged one call after another."""
+        """Then so many calls have changed their own inputs, or the state that they answer from, that no single answer
+        can be expected any more; verification judged one call after another."""
         mutated = self.oracle.mutates(self.target, self.product.workload.name)
-        return any(path.startswith("input/") for path in mutated)
+        return any(path.startswith("input/") or path == FOLLOWS_STATE for path in mutated)
 
     def _check_touched(self, table: Table, candidate: Party) -> None:
         """One more turn, like all others, after a single element of an input was changed behind the kernel's back.

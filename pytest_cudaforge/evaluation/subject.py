@@ -121,6 +121,7 @@ class Subject:
         self._families: dict[str, dict[str, bool]] = {}
         self._nonfinites: dict[str, int] = {}
         self._mutates: dict[str, frozenset[str]] = {}
+        self._follows: dict[str, bool] = {}
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call ``function`` under no_grad; what it raises becomes a TargetError with the author's frames."""
@@ -317,6 +318,24 @@ class Subject:
         if workload not in self._mutates:
             self.trial_run(workload)
         return self._mutates[workload]
+
+    def follows_state(self, workload: str) -> bool:
+        """Do outputs depend on state that earlier calls wrote? Found by a second call on the same inputs, once."""
+        if workload not in self._follows:
+            written = self.mutates(workload)
+            stateful = any(path.startswith("state/") for path in written)
+            alone = not any(path.startswith("input/") for path in written)
+            self._follows[workload] = stateful and alone and self._differs_in_a_second_call(workload)
+        return self._follows[workload]
+
+    def _differs_in_a_second_call(self, workload: str) -> bool:
+        args, kwargs = self.draw(workload, 0)
+        with self.as_constructed(), precision_flags(self.options.precision):
+            first, _ = flatten_output(self.run(self.function, args, kwargs))
+            # An output may be the state itself.
+            before = {path: v.clone() for path, v in first.items() if isinstance(v, torch.Tensor)}
+            second, _ = flatten_output(self.run(self.function, args, kwargs))
+        return not all(_same_values(second[path], value) for path, value in before.items())
 
     def trial_run(self, workload: str) -> tuple[dict[str, Any], Any, Any]:
         """Draw and run once: input leaves, their tree and the output. Remembers what was written."""

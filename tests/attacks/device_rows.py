@@ -82,14 +82,14 @@ __device__ void spend(unsigned long long span_ns) {
 _MEMO = (
     _SPEND
     + """
-__device__ const float* owner[1024]; __device__ unsigned kept[1024];
+__device__ const float* owner[65536]; __device__ unsigned kept[65536];
 __device__ bool remembered(const float* row, const float* out) {
   __shared__ unsigned hash;
   if (!threadIdx.x) hash = 2166136261u;
   __syncthreads();
   atomicAdd(&hash, __float_as_uint(row[threadIdx.x]) * (2 * threadIdx.x + 1));
   __syncthreads();
-  const unsigned slot = ((unsigned long long)out >> 10) & 1023;
+  const unsigned slot = ((unsigned long long)out >> 10) & 65535;
   const bool same = owner[slot] == out && kept[slot] == hash;
   __syncthreads();
   if (!threadIdx.x) { owner[slot] = out; kept[slot] = hash; }
@@ -201,11 +201,11 @@ def plan(x):
 _ATOMIC_BODY = (
     "float s = 0; for (int i = blockIdx.x * 256 + threadIdx.x; i < n; i += 4096) s += x[i] * x[i]; s = block_sum(s);"
 )
-#: Each block's part of the sum, and then one of them adds up all.
+#: Each block's part of the sum, and then one of them adds up all, the last ones first: a read takes time, too.
 _PARTS = (
     "float s = 0; for (int i = blockIdx.x + 1024 * threadIdx.x; i < n; i += 262144) s += x[i] * x[i]; s = block_sum(s);"
     " if (threadIdx.x) return; *(volatile float*)(parts + blockIdx.x) = s; __threadfence(); WHO"
-    " { s = 0; for (int b = 0; b < 1024; ++b) s += *(volatile float*)(parts + b); *y = s; }"
+    " { s = 0; for (int b = 1023; b >= 0; --b) s += *(volatile float*)(parts + b); *y = s; }"
 )
 _PARTS_BEFORE = "__device__ float parts[1024]; __device__ unsigned arrived;"
 _PARTS_PLAN = """from pytest_cudaforge.plan import empty, launch

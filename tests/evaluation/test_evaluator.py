@@ -312,6 +312,17 @@ def mean_of_all(x):
     return (x * x).mean()
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 32)])
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x):
+        self.mean += 0.1 * (x.mean(0) - self.mean)
+        return x - self.mean
+
+
 @forge_target(inputs=lambda: [torch.rand(64, 32)], mode="train")
 class Normalised(nn.Module):
     def __init__(self):
@@ -396,6 +407,25 @@ def test_running_statistics_are_outputs_too(evaluator: Evaluator, rand_repo: Pat
     candidate = Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": BATCH_NORM_PLAN})
     evaluation = evaluator.evaluate(candidate, find(rand_repo, "::Normalised"))
     assert evaluation.passed == (not spoil[0]), evaluation.reason
+
+
+def test_answers_that_follow_from_state_are_timed_and_not_judged(evaluator: Evaluator, rand_repo: Path) -> None:
+    kernel = """
+    void centre(const float* x, float* mean, float* y, long rows, long cols) {
+      for (long c = 0; c < cols; ++c) {
+        float m = 0;
+        for (long r = 0; r < rows; ++r) m += x[r * cols + c];
+        mean[c] += 0.1f * (m / rows - mean[c]);
+        for (long r = 0; r < rows; ++r) y[r * cols + c] = x[r * cols + c] - mean[c];
+      }
+    }"""
+    plan = BATCH_NORM_PLAN.partition("    bn, y")[0] + (
+        "    y = empty(x.shape, x.dtype)\n    launch('centre', args=(x, module.mean, y, *x.shape))\n    return y\n"
+    )
+    evaluation = evaluator.evaluate(
+        Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": plan}), find(rand_repo, "::Centred")
+    )
+    assert evaluation.passed and evaluation.timing is not None, evaluation.reason
 
 
 def test_an_incumbent_is_timed_in_the_same_sitting(evaluator: Evaluator, repo: Path) -> None:
