@@ -27,7 +27,14 @@ from pytest_cudaforge.evaluation.correctness import (
 )
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
-from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode, declared_limits, precision_flags
+from pytest_cudaforge.evaluation.precision import (
+    FEW,
+    Fp64Mode,
+    declared_dtype,
+    declared_limits,
+    precision_flags,
+    widened,
+)
 from pytest_cudaforge.evaluation.redraw import exchanged, unravelled
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
@@ -673,7 +680,7 @@ class Bench:
         self, frame: _Frame, mutated: Mapping[str, Tensor], noise: float = 0.0
     ) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
         wide = self.subject.wide()
-        leaves = {path: _widened(leaf, f"input/{path}" in mutated) for path, leaf in frame.inputs.items()}
+        leaves = {path: widened(leaf, f"input/{path}" in mutated) for path, leaf in frame.inputs.items()}
         args, kwargs = unflatten_call(frame.tree, leaves)
         mode = Fp64Mode(declared_dtype(frame.inputs, self.subject.state()), noise=noise)
         mode.pooled = not self.subject.tells_sums_apart
@@ -686,18 +693,12 @@ class Bench:
         return outputs, changed, mode
 
 
-def declared_dtype(leaves: Mapping[str, Any], state: Mapping[str, Any]) -> torch.dtype:
-    """What the reference computes in: the dtype of its first floating input or parameter."""
-    floating = (t.dtype for t in (*leaves.values(), *state.values()) if isinstance(t, Tensor) and t.is_floating_point())
-    return next(floating, torch.float32)
-
-
 def _self_oracle(frame: _Frame, reference: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
     mode = Fp64Mode()
     mode.partial = mode.pooled = True
     tensors = [leaf for leaf in frame.inputs.values() if isinstance(leaf, Tensor) and leaf.dim()]
     mode.reduction = max((int(tensor.shape[-1]) for tensor in tensors), default=1)
-    return {path: _widened(value, False) for path, value in reference.items()}, {}, mode
+    return {path: widened(value) for path, value in reference.items()}, {}, mode
 
 
 def oracle_in_slabs(
@@ -734,7 +735,7 @@ def _oracle_of_slab(
         for path, whole in outputs.items():
             if not torch.allclose(own[path], whole[part], rtol=1e-3, atol=1e-5, equal_nan=True):
                 raise _no_slabs(subject, "it does not treat the leading dimension's entries one by one")
-    wide = {path: _widened(leaf, False) for path, leaf in cut.items()}
+    wide = {path: widened(leaf) for path, leaf in cut.items()}
     mode = Fp64Mode(declared_dtype(leaves, subject.state()))
     mode.pooled = True  # the pieces are joined outside of it
     with mode, declared_limits(mode.declared):
@@ -761,16 +762,6 @@ def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages and value.numel():
             found[path] = storages[value.untyped_storage().data_ptr()]
     return found
-
-
-def _widened(leaf: Any, clone: bool) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    if leaf.is_floating_point():
-        return leaf.double() if leaf.dtype != torch.float64 else leaf.clone()
-    if leaf.is_complex():
-        return leaf.to(torch.complex128)
-    return leaf.clone() if clone else leaf
 
 
 def _touched(leaf: Any, generator: torch.Generator) -> Any:

@@ -46,7 +46,8 @@ class Trial:
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
-    a few elements of theirs and of the parameters, which change places.
+    a few elements of theirs and of the parameters, which change places. ``room``: on a GPU that is busy but for one
+    multiprocessor (0), or so many threads of it.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Trial:
     frame_before: int = 0
     renewed: bool = False
     exchanged: bool = False
-    crowded: bool = False
+    room: int | None = None
 
 
 def contract_trials(

@@ -758,6 +758,10 @@ def _describe(wrong: Tensor, shape: tuple[int, ...], first_row: int = 0) -> str:
     return "; ".join(words) + (f" (rows along the last dimension of {shape})" if len(shape) > 2 else "")
 
 
+#: Steps whose ordinal ends otherwise, as far as one is likely.
+_ORDINALS = {2: "nd", 3: "rd", 22: "nd", 23: "rd"}
+
+
 def _span(noun: str, found: Sequence[int], total: int, first: int) -> str:
     low, high, count = found[0], found[-1], len(found)
     if count == 1:
@@ -769,7 +773,8 @@ def _span(noun: str, found: Sequence[int], total: int, first: int) -> str:
         return f"{noun}s {low + first} to {high + first}"
     steps = {b - a for a, b in itertools.pairwise(found)}
     if len(steps) == 1:
-        return f"every {steps.pop()}th {noun} from {low + first}"
+        step = steps.pop()
+        return f"every {step}{_ORDINALS.get(step, 'th')} {noun} from {low + first}"
     return f"{count} of {total} {noun}s, between {low + first} and {high + first}"
 
 

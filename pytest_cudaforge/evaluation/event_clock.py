@@ -99,11 +99,8 @@ _READ_BLOCKS, _READ_THREADS = 2048, 256
 #: The probe's grid, and in how many places of 2 MB it works by turns: where memory lies is a part of what it shows.
 _PROBE_BLOCKS, _PROBE_THREADS = 64, 32
 _PROBE_PLACES, _PROBE_BYTES = 8, 2 << 20
-#: What keeps most of the device busy in a crowded call, and how many halves of a multiprocessor it leaves.
-_CROWD_NS, _ROOM = 4_000_000, 1
 _FIRST_SPIN_NS = 20_000
 _MAX_SPIN_NS = 20_000_000
-_SETTLE_S = 1e-4
 _STREAM = 0
 _RUNNING = "running main"
 
@@ -173,28 +170,6 @@ class EventClock:
         elapsed_ms = float(checked(self._driver.cuEventElapsedTime(self._start, self._end), "reading the events"))
         return max(round(elapsed_ms * 1e6), 0)
 
-    def crowded(self, bound: Bound) -> None:
-        """Run ``bound`` while all but a few multiprocessors are busy, for 4 ms at most: blocks that else run side by
-        side run one after another, and who takes it for granted that the others are done is found out."""
-        driver, attributes = self._driver, self._driver.CUdevice_attribute
-        device = checked(driver.cuCtxGetDevice(), "the device")
-        per_sm = checked(
-            driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device),
-            "threads of a multiprocessor",
-        )
-        count = checked(
-            driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device), "multiprocessors"
-        )
-        self.synchronize()
-        aside = checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "a stream")
-        try:
-            self._queue_spin(_CROWD_NS, max(1, 2 * count - _ROOM), min(1024, per_sm // 2), aside)
-            time.sleep(_SETTLE_S)
-            bound.run()
-            self.synchronize()
-        finally:
-            checked(driver.cuStreamDestroy(aside), _RUNNING)
-
     def _made_probes(self) -> list[_Probe]:
         function = checked(self._driver.cuModuleGetFunction(self._module, b"cudaforge_probe"), "the probe")
         probes = []
@@ -242,10 +217,10 @@ class EventClock:
         )
         checked(launched, "reading the overwritten memory")
 
-    def _queue_spin(self, span_ns: int, blocks: int = 1, threads: int = 1, stream: Any = _STREAM) -> None:
+    def _queue_spin(self, span_ns: int) -> None:
         self._span.value = span_ns
         address = ctypes.addressof(self._params)
-        launched = self._driver.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0)
+        launched = self._driver.cuLaunchKernel(self._function, 1, 1, 1, 1, 1, 1, 0, _STREAM, address, 0)
         checked(launched, "launching the spin kernel")
 
     def _provide_flush(self, nbytes: int) -> None:

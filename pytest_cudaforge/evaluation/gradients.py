@@ -16,8 +16,13 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import TargetError
-from pytest_cudaforge.evaluation.bench import declared_dtype
-from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_limits, precision_flags
+from pytest_cudaforge.evaluation.precision import (
+    Fp64Mode,
+    declared_dtype,
+    declared_limits,
+    precision_flags,
+    widened,
+)
 from pytest_cudaforge.evaluation.redraw import Structure
 from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
 from pytest_cudaforge.records import Target
@@ -119,7 +124,7 @@ class GradientSubject(Subject):
         """The reference's gradients and the oracle's; none of the oracle's where there is no fp64 form."""
         with precision_flags(self.options.precision):
             found = self.run(self.function, *unflatten_call(tree, leaves))
-        wide = {path: _widened(leaf) for path, leaf in leaves.items()}
+        wide = {path: widened(leaf) for path, leaf in leaves.items()}
         mode = Fp64Mode(declared_dtype(leaves, self.state()))
         try:
             with mode, declared_limits(mode.declared):
@@ -212,10 +217,6 @@ class GradientSubject(Subject):
 def _about_right(found: torch.Tensor, exact: torch.Tensor) -> bool:
     error, scale = (float(t.double().square().mean()) if t.numel() else 0.0 for t in (found.double() - exact, exact))
     return not error > LOST**2 * scale
-
-
-def _widened(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _argument_names(called: Callable[..., Any]) -> frozenset[str]:

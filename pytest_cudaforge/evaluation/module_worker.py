@@ -130,13 +130,15 @@ class ModuleWorker(Worker):
         reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=blob)
         return _start_of(reply.text)
 
-    def run(self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, crowded: bool = False) -> LaunchPlan:
+    def run(
+        self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, room: int | None = None
+    ) -> LaunchPlan:
         """Call the candidate once, copy its outputs into the arena and synchronise. (Nobody crowds a module's device.)
 
         Returns the plan as the candidate answered it: compare its outputs with the workload's before anything is
         judged, then judge where ``module_plan.judged_plan`` says.
         """
-        if which != "main" or crowded:
+        if which != "main" or room is not None:
             raise LaunchFailure("a module has no prepare plan and no crowded calls")
         reply = self._ask(_RUN, {"bindings": [list(b) for b in bindings]}, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None

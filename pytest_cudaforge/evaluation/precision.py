@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["FEW", "Fp64Mode", "declared_limits", "precision_flags", "widen"]
+__all__ = ["FEW", "Fp64Mode", "declared_dtype", "declared_limits", "precision_flags", "widen", "widened"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 #: Operators whose sums run over what the output no longer has (all other dimensions, a window, a batch).
@@ -63,6 +63,23 @@ def widen(dtype: torch.dtype) -> torch.dtype:
     if dtype in _WIDE:
         return _WIDE[dtype]
     return torch.float64 if dtype.is_floating_point else dtype
+
+
+def widened(leaf: Any, clone: bool = False) -> Any:
+    """A tensor in fp64 or complex128; what is neither as it is, or a copy of it."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.is_floating_point():
+        return leaf.double() if leaf.dtype != torch.float64 else leaf.clone()
+    if leaf.is_complex():
+        return leaf.to(torch.complex128)
+    return leaf.clone() if clone else leaf
+
+
+def declared_dtype(leaves: Mapping[str, Any], state: Mapping[str, Any]) -> torch.dtype:
+    """What the reference computes in: the dtype of its first floating input or parameter."""
+    tensors = (leaf for leaf in (*leaves.values(), *state.values()) if isinstance(leaf, torch.Tensor))
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
 
 @undisabled

@@ -11,7 +11,7 @@ Values in [0, 1] that show no other structure count as generic where the referen
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ EXCHANGES = 4
 #: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
 Structure = Literal["generic", "unit", "drawn"]
 
-FAMILIES = ("normal", "uniform", "shifted", "lowered", "large", "sparse", "tails", "integer", "faint", "peaks")
+FAMILIES = ("normal", "uniform", "shifted", "lowered", "large", "sparse", "tails", "integer", "faint", "small", "peaks")
 
 _SAMPLE = 1 << 21
 #: Leading entries of the other dimensions looked at where a structure lies along one, and elements in all.
@@ -51,11 +51,23 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     half-precision term, since all addends are alike and need their bits; lowered has entries without any positive
     value, which show a maximum that starts at 0; sparse is for terms left out by a sample; tails reaches where
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
-    or wholly vanish, which show a small constant that keeps a division finite; peaks, for half types alone, overflow
-    them where they are squared or added up.
+    or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
+    references that take no such; peaks, for half types alone, overflow them where they are squared or added up.
     """
     if "generic" in structures:
-        return ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform", "peaks")
+        return (
+            "shifted",
+            "large",
+            "integer",
+            "lowered",
+            "sparse",
+            "tails",
+            "faint",
+            "small",
+            "normal",
+            "uniform",
+            "peaks",
+        )
     return ("shifted", "sparse") if "unit" in structures else ()
 
 
@@ -175,6 +187,8 @@ _ZEROS = 0.01
 #: Scales of the vanishing entries of "faint", in this order: about the root of what norms add (1e-5, 1e-6, 1e-12),
 #: and below what a scale or a length is often kept from (1e-8); half precision makes that a zero.
 _FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2, 1e-9)
+#: Those of "small": no zeros, and none that are few different values in half precision.
+_SMALL = {False: (1e-9, 1e-4, 1e-3, 1e-5, 1e-6, 1e-2), True: (1e-4, 1e-3, 1e-2)}
 #: One entry in so many.
 _FAINT_SHARE = 6
 #: Standard deviation of "peaks", in those of the draw.
@@ -208,8 +222,9 @@ def _generic(
         return values.add_(_signs(values, dtype, generator).mul_(spread[1] * scale))
     if family == "peaks":
         return values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
-    if family == "faint":
-        return values.mul_(_faintness(values, scale, generator, common or generator))
+    if family in ("faint", "small"):
+        sizes = _FAINT if family == "faint" else _SMALL[dtype == torch.float16]
+        return values.mul_(_faintness(values, scale, sizes, generator, common or generator))
     if family == "tails":
         return _with_zeros(values.mul_(_TAILS / scale), generator)
     if family == "sparse":
@@ -232,7 +247,9 @@ def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     return signs.to(values.dtype).reshape(-1, *(1,) * (values.dim() - 1))
 
 
-def _faintness(values: Tensor, scale: float, generator: torch.Generator, common: torch.Generator) -> Tensor:
+def _faintness(
+    values: Tensor, scale: float, sizes: Sequence[float], generator: torch.Generator, common: torch.Generator
+) -> Tensor:
     """Factors that let a few of the leading entries nearly vanish. The others keep their size, so that what is no
     quotient is not judged by its last digits; and they are many: equal addends make a serial sum drift one way.
 
@@ -246,7 +263,7 @@ def _faintness(values: Tensor, scale: float, generator: torch.Generator, common:
     together = keys.argsort()[: (few + 1) // 2]
     keys = torch.rand(count, generator=generator, device=values.device).index_fill_(0, together, 2.0)
     chosen = torch.cat([together, keys.argsort()[: few // 2]])
-    scales = torch.tensor(_FAINT, device=values.device).repeat(-(-few // len(_FAINT)))[:few]
+    scales = torch.tensor(sizes, device=values.device).repeat(-(-few // len(sizes)))[:few]
     factors = values.new_ones(count).index_copy_(0, chosen, scales.div(scale))
     return factors.reshape(-1, *(1,) * (values.dim() - 1))
 

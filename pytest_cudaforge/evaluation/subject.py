@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import DeviceError, TargetError
-from pytest_cudaforge.evaluation.precision import precision_flags
+from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.redraw import (
     Structure,
     exchange_weights,
@@ -52,6 +52,9 @@ INIT_SEED = 20_240_229  # weights as constructed are the same in every process; 
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
 TYING = ("integer", "faint")
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+#: The share of integers that rounding may have made others.
+_EDGES = 1e-3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -263,6 +266,8 @@ class Subject:
                 known[family] = False
             if most is not None and len(taken) >= most:
                 break
+            if family == "small" and "faint" in taken:
+                continue
             if family not in known:
                 known[family] = self._takes(workload, family, structures)
             taken += [family] if known[family] else []
@@ -272,14 +277,17 @@ class Subject:
         """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?
 
         Few different values tie, and then either of two places of a maximum is right: not for outputs that would be
-        compared as integers.
+        compared as integers. Small ones do where rounding takes their differences, and then fp64 answers otherwise.
         """
         limit = self._nonfinite_as_drawn(workload)
         leaves, tree = flatten_call(*self.draw(workload, 1))
         redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
         try:
             outputs = self._outputs(*unflatten_call(tree, leaves))
-            return _nonfinite(outputs) <= limit and not (family in TYING and self._breaks_ties(outputs))
+            if _nonfinite(outputs) > limit:
+                return False
+            breaks = (family in TYING or family == "small") and self._breaks_ties(outputs)
+            return not breaks or (family == "small" and self._keeps_order(outputs, leaves, tree))
         except TargetError as error:
             if is_fatal(error):
                 raise
@@ -304,8 +312,19 @@ class Subject:
     def _breaks_ties(self, outputs: Mapping[str, torch.Tensor]) -> bool:
         """Is there an output that may be the place of a maximum, or an order, and is not declared as such?"""
         declared = {*self.options.index_outputs, *(f"out.{path}" for path in self.options.index_outputs)}
-        whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-        return any(value.dtype in whole and path not in declared for path, value in outputs.items())
+        return any(value.dtype in _WHOLE and path not in declared for path, value in outputs.items())
+
+    def _keeps_order(self, outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, Any], tree: Any) -> bool:
+        """Are the integers among ``outputs`` those that fp64 gives, but for what falls upon a rounding's edge?"""
+        wide = {path: widened(leaf) for path, leaf in leaves.items()}
+        mode = Fp64Mode(declared_dtype(leaves, self.state()))
+        try:
+            with self.as_constructed(), mode, declared_limits(mode.declared):
+                exact, _ = flatten_output(self.run(self.wide(), *unflatten_call(tree, wide)))
+        except torch.OutOfMemoryError:
+            return False
+        whole = [(value, exact[path]) for path, value in outputs.items() if value.dtype in _WHOLE]
+        return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
@@ -531,7 +550,9 @@ def redraw_leaves(
     leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
-    shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device)) if family == "faint" else 0
+    shared = 0
+    if family in ("faint", "small"):
+        shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":
             leaves[path] = redraw(family, leaf, structures[path], generator, shared)

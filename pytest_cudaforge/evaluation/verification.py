@@ -39,6 +39,7 @@ from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClien
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
 from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.languages.binary import block_sizes
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 from pytest_cudaforge.records import (
     CaseResult,
@@ -59,8 +60,6 @@ _MAX_PROBED_WORKLOADS = 4
 #: Rounds of calls on the same values, the last output of each compared: at least (where a machine is busy that takes
 #: long, and ten times the time is given) and at most.
 _REPEATS, _IN_A_ROW = (16, 32), 4
-#: Calls on new values while most of a GPU is busy.
-_CROWDED = 2
 _REPEATS_S = 0.15
 #: Bursts in which values change, as long as they take no longer than this together.
 _BURSTS, _BURSTS_S = 4, 0.06
@@ -268,14 +267,16 @@ class Verifier:
         self._judge_further(product, trial, run.one_after_another)
 
     def _check_crowded(self, product: Product, run: _Run, last: Trial) -> None:
-        """New values, and a call while few multiprocessors are free: blocks that else run side by side run one after
-        another, so that who reads what others have not written yet finds what the call before left."""
+        """New values, and a call while one multiprocessor is free, or one block's share of it: blocks that else run
+        side by side run one after another, so that who reads what others have not written yet finds what the call
+        before left."""
         if self.kitchen.device.kind != "cuda" or not product.traced.main.steps:
             return
-        for _ in range(_CROWDED):
+        sizes = block_sizes(product.traced.main, product.binaries)
+        for room in (0, *sorted({max(sizes), min(sizes)} if sizes else ())):
             case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed)
-            trial = replace(last, name="few multiprocessors", case=case, calls_before=0, renewed=False, crowded=True)
-            trial = replace(trial, exchanged=False)
+            name = f"beside a busy device, {room} threads free" if room else "beside a busy device"
+            trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False, room=room)
             self._judge_further(product, trial, lambda name, crowded: run.case(name, crowded, contract=True))
 
     def _check_changed(self, product: Product, run: _Run, last: Trial) -> None:
@@ -713,7 +714,7 @@ class _Run:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
         self._prepare(trial)
         plan = self.product.traced.main
-        returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s, crowded=trial.crowded)
+        returned = self.worker.run("main", self._bindings(trial.frame), timeout_s=limit_s, room=trial.room)
         if returned is not None:
             wrong = compare_structure(returned, self.product.workload)
             if wrong:

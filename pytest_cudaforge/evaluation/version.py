@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from pytest_cudaforge.errors import TargetError
-from pytest_cudaforge.evaluation.bench import declared_dtype
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.initial import encode_init
-from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_limits, precision_flags
+from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, seed_generators
 from pytest_cudaforge.records import WorkloadFacts, to_json

@@ -25,6 +25,7 @@ from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 
 if TYPE_CHECKING:
+    from pytest_cudaforge.evaluation.crowd import Crowd
     from pytest_cudaforge.evaluation.event_clock import EventClock
     from pytest_cudaforge.runtime.replay import Bound, Program
 
@@ -125,13 +126,14 @@ class Worker:
         self._ask(_RELOAD, {}, f"loading the kernels again for {phase}", timeout_s)
 
     def run(
-        self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, crowded: bool = False
+        self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, room: int | None = None
     ) -> LaunchPlan | None:
-        """Run the main or the prepare plan once and synchronise the device. ``crowded``: while most of a GPU is busy.
+        """Run the main or the prepare plan once and synchronise the device. ``room``: while all of a GPU but
+        one multiprocessor (0), or so many threads of it, is busy (see ``crowd``).
 
         Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
         """
-        asked = {"which": which, "bindings": [list(b) for b in bindings], "crowded": crowded}
+        asked = {"which": which, "bindings": [list(b) for b in bindings], "room": room}
         self._ask(_RUN, asked, f"running {which}", timeout_s)
         return None
 
@@ -313,6 +315,7 @@ class _Service:
         self._bound: dict[tuple[Which, tuple[Binding, ...]], Bound] = {}
         self._rotation: list[Bound] = []
         self._clock: EventClock | None = None
+        self._crowd: Crowd | None = None
         self._driver: Any = None
 
     @property
@@ -331,8 +334,8 @@ class _Service:
             self._load()
         elif request.operation == _RUN:
             bound = self._bind(asked["which"], asked["bindings"])
-            if asked["crowded"] and self._device != "cpu":
-                self._event_clock().crowded(bound)
+            if asked["room"] is not None and self._device != "cpu":
+                self._crowded().around(bound, asked["room"])
             else:
                 bound.run()
             self._synchronize(f"running {asked['which']}")
@@ -458,6 +461,13 @@ class _Service:
 
             self._clock = EventClock(self._index)
         return self._clock
+
+    def _crowded(self) -> Crowd:
+        if self._crowd is None:
+            from pytest_cudaforge.evaluation.crowd import Crowd
+
+            self._crowd = Crowd(self._index)
+        return self._crowd
 
 
 def _set_openmp_threads(count: int) -> None:

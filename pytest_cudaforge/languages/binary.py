@@ -7,12 +7,14 @@ is checked and sizes are capped; no pickle.
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cudaforge.facts import KernelResources, from_json, to_json
-from pytest_cudaforge.plan import Constants, Launch, TracedPlan
+from pytest_cudaforge.plan import Constants, Launch, LaunchPlan, TracedPlan
 
 MAX_KERNELS = 4096
 MAX_PARAMS = 1024
@@ -123,6 +125,17 @@ def settled(launch: Launch, kernel: KernelInfo) -> tuple[Launch, tuple[str, ...]
         cluster=(blocks, 1, 1) if blocks > 1 else None,
     )
     return changed, passed(kernel)
+
+
+def block_sizes(plan: LaunchPlan, binaries: Sequence[Binary]) -> frozenset[int]:
+    """The threads of a block, for every size that the plan launches (GPUs)."""
+    sizes = set()
+    for launch in plan.launches:
+        for binary in binaries:
+            kernel = binary.kernel(launch.kernel) if binary.constants == launch.constants else None
+            if kernel is not None:
+                sizes.add(math.prod(settled(launch, kernel)[0].block))
+    return frozenset(sizes)
 
 
 def units_of(traced: TracedPlan) -> tuple[Unit, ...]:

@@ -53,6 +53,11 @@ def levels(x):
     return x / (x.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127)
 
 
+@forge_target(inputs=lambda: [torch.randn(48, 32)])
+def quantised(x):
+    return torch.round(levels(x)).to(torch.int8)
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
@@ -163,6 +168,11 @@ _KERNELS = {
         "levels_of(x, y, rows, cols, 1e-8f);",
         "(x, y, *x.shape)",
     ),
+    "quantised": (
+        "const float* x, signed char* y, long long rows, long long cols",
+        "levels_of(x, y, rows, cols, 1e-8f);",
+        "(x, y, *x.shape)",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -224,18 +234,25 @@ static void rows_by(const float* x, const float* z, float* y, long long rows, lo
 }
 """
 _LEVELS = """
-static void levels_of(const float* x, float* y, long long rows, long long cols, float least) {
+template <class T> static void levels_of(const float* x, T* y, long long rows, long long cols, float least) {
   for (long long r = 0; r < rows; ++r) {
     float top = least;
     for (long long c = 0; c < cols; ++c) top = std::fmax(top, std::fabs(x[r * cols + c]));
-    for (long long c = 0; c < cols; ++c) y[r * cols + c] = top > 0 ? x[r * cols + c] / (top / 127) : 0;
+    for (long long c = 0; c < cols; ++c) {
+      const float level = top > 0 ? x[r * cols + c] / (top / 127) : 0;
+      y[r * cols + c] = sizeof(T) == 1 ? std::nearbyint(level) : level;
+    }
   }
 }
 """
+_SHARED = {
+    **{"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED, "joined": _JOINED},
+    **{"levels": _LEVELS, "quantised": _LEVELS},
+}
 _PLAN = """from pytest_cudaforge.plan import empty, launch
 
 def plan({arguments}x):
-    y = empty({shape}, x.dtype)
+    y = empty({shape}, {dtype})
     launch("kernel", args={passed})
     return y
 """
@@ -256,12 +273,12 @@ def find(root: Path, name: str) -> Target:
 def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan: str = "") -> Candidate:
     """A cpp candidate for ``target``. ``HONEST`` in ``body`` stands for the honest loop; ``before`` goes before it."""
     parameters, honest, passed = _KERNELS[target]
-    shared = {"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED, "joined": _JOINED, "levels": _LEVELS}
-    given = shared.get(target, "")
+    given = _SHARED.get(target, "")
     source = f"{_INCLUDES}{given}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
     text = plan or _PLAN.format(
         arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
         shape="()" if target == "energy" else "x.shape",
+        dtype='"int8"' if target == "quantised" else "x.dtype",
         passed=passed,
     )
     return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": text})

@@ -480,6 +480,14 @@ ROWS = (
         hostile("levels"),
         target="levels",
     ),
+    Row(
+        "2: inputs of what answers integers nearly vanish as well, where that breaks no ties",
+        "keep a scale from zero alone and round",
+        "families",
+        hostile("quantised", body="levels_of(x, y, rows, cols, 0.0f);"),
+        hostile("quantised"),
+        target="quantised",
+    ),
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",

@@ -91,6 +91,18 @@ def small_values_only(x):
 def largest(x):
     return x.argmax(-1)
 
+@forge_target(inputs=lambda: [torch.randn(40, 32)])
+def largest_probability(x):
+    return x.softmax(-1).argmax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(40, 32)])
+def levels(x):
+    return torch.round(x / (x.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-8)).to(torch.int8)
+
+@forge_target(inputs=lambda: [torch.randn(24, 32)])
+def unit_rows(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
 @forge_target(inputs=lambda: [torch.randn(8, 32)], index_outputs=["out.1"])
 def declared_indices(x):
     return x.topk(3, -1)
@@ -108,6 +120,7 @@ def any_number(first, *others):
     return first + sum(others)
 """
 
+NO_TIES = ("shifted", "large", "lowered", "sparse", "tails")
 EXPECTED = {
     "logarithm": ({"0": "unit"}, UNIT),
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, GENERIC),
@@ -128,7 +141,12 @@ EXPECTED = {
     "half_square": ({"0": "generic"}, GENERIC),
     "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform")),
+    "largest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    # Small values round to equal probabilities, but not in fp64.
+    "largest_probability": ({"0": "generic"}, (*NO_TIES, "normal", "uniform")),
+    "levels": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    # Rows without any length are NaN.
+    "unit_rows": ({"0": "generic"}, (*GENERIC[:6], "small", *GENERIC[7:])),
     "declared_indices": ({"0": "generic"}, GENERIC),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, GENERIC),
