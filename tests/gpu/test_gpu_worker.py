@@ -33,6 +33,18 @@ extern "C" __global__ void hang(const float* x, float* y, long long n) { while (
 extern "C" __global__ void count(const float* x, float* y, long long n) {
     if (blockIdx.x == 0 && threadIdx.x == 0) y[0] = ++calls;
 }
+__device__ int here, most, gone;
+extern "C" __global__ void meet(const float* x, float* y, long long n) {
+    __shared__ float part[64];
+    part[threadIdx.x % 64] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x) return;
+    atomicMax(&most, atomicAdd(&here, 1) + 1);
+    __nanosleep(4000);
+    y[1] = part[5];
+    atomicSub(&here, 1);
+    if (atomicAdd(&gone, 1) % gridDim.x == gridDim.x - 1) y[0] = atomicExch(&most, 0);
+}
 """
 
 
@@ -52,8 +64,8 @@ def servers(device: int) -> Iterator[ForkServers]:
         yield opened
 
 
-def _plan(kernel: str, launches: int = 1) -> TracedPlan:
-    launch = Launch(kernel, (*_VIEWS, COUNT), grid=(1056, 1, 1), block=(256, 1, 1))
+def _plan(kernel: str, launches: int = 1, grid: int = 1056) -> TracedPlan:
+    launch = Launch(kernel, (*_VIEWS, COUNT), grid=(grid, 1, 1), block=(256, 1, 1))
     buffers = (Buffer("input", _SPEC, "0"), Buffer("scratch", _SPEC))
     return TracedPlan(LaunchPlan(buffers, (launch,) * launches, _VIEWS[1]))
 
@@ -181,3 +193,15 @@ def test_many_launches_stay_hidden_behind_the_spin(servers: ForkServers, device:
         samples = worker.time_events([ONE], 30, flush_bytes=128 << 20, timeout_s=30)
         print(f"100 launches: {statistics.median(samples.ns) / 1e3:.1f} us, {samples.exposed} exposed")
         assert samples.exposed == 0
+
+
+def test_blocks_run_one_after_another_beside_a_busy_device(servers: ForkServers, device: int) -> None:
+    with _arenas(device) as (inputs, outputs):
+        traced = _plan("meet", grid=64)
+        with _worker(servers, traced, [(inputs[0], True), (outputs[0], False)]) as worker:
+            together = []
+            for room in (None, 0, 512, 256, None):
+                worker.run("main", ONE, timeout_s=30, room=room)
+                together.append(_value(outputs[0], 0))
+    print(together)
+    assert min(together[0], together[-1]) > 16 and together[1] <= 8 and together[2:4] == [2.0, 1.0]
