@@ -37,7 +37,8 @@ from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
-from pytest_cudaforge.evaluation.worker import Binding, Which, Worker
+from pytest_cudaforge.evaluation.settings import changed, torch_settings
+from pytest_cudaforge.evaluation.worker import LEFT, Binding, Which, Worker
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
 
@@ -53,6 +54,7 @@ _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
 _MAX_FRAMES = 8
 _MAX_ERROR_CHARS = 4000
+_MAX_SETTINGS = 20
 #: What torch's allocator may take of a device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = 0.6
 #: What the host code of a few calls may take beside what it calls before it counts as work.
@@ -144,6 +146,11 @@ class ModuleWorker(Worker):
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
+    def left_changed(self, *, timeout_s: float) -> tuple[str, ...]:
+        """The names of the settings that calls have left changed, by the child's own words."""
+        reply = self._ask(LEFT, {}, "asking what calls have left changed", timeout_s)
+        return _left_of(reply.text)
+
     def compiled(self, *, timeout_s: float) -> bytes:
         """The files of Triton's cache in the child, packed by the child: of use to its like alone."""
         return self._ask(_COMPILED, {}, "reading what was compiled", timeout_s).blob
@@ -190,6 +197,14 @@ def _start_of(text: str) -> ModuleStart:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WorkerProtocol(f"the candidate's description is malformed: {error}", phase="start") from None
     return ModuleStart(state)
+
+
+def _left_of(text: str) -> tuple[str, ...]:
+    try:
+        names = [str(name)[:100] for name in json.loads(text)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WorkerProtocol(f"the names of settings are malformed: {error}", phase="asking for settings") from None
+    return tuple("".join(c for c in name if c.isprintable()) for name in names[:_MAX_SETTINGS])
 
 
 def _profile_of(text: str) -> CallProfile:
@@ -283,6 +298,8 @@ class _Service:
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._tree: Any = None
         self._driver: Any = None
+        #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
+        self._settings: dict[str, object] = {}
 
     def answer(self, request: Request) -> str:
         asked = request.payload
@@ -301,6 +318,8 @@ class _Service:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
+        elif request.operation == LEFT:
+            return json.dumps(changed(self._settings, torch_settings(self._torch)))
         elif request.operation == _PROFILE:
             return self._profile(asked["bindings"], asked["calls"])
         return ""
@@ -341,6 +360,7 @@ class _Service:
         self._class = self._guarded(_BUILD_REFUSED, "importing the file", self._import)
         extensions.change_triton()
         self._construct()
+        self._settings = torch_settings(torch)
         state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in self._state.items()]
         return json.dumps({"state": state})
 
@@ -402,7 +422,7 @@ class _Service:
         for frame in traceback.extract_tb(error.__traceback__):
             if frame.filename == str(self._file):
                 lines.append(f"{self._file.name}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
-        return "\n".join([*lines[-_MAX_FRAMES:], _message(error)])
+        return "\n".join([*lines[-_MAX_FRAMES:], _message(error), *_advice(error)])
 
     # -- memory
 
@@ -620,6 +640,19 @@ def _message(error: BaseException) -> str:
     for a command to the runner of a CI job."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     return text[:_MAX_ERROR_CHARS].replace("\n", "\n| ")
+
+
+def _advice(error: BaseException) -> tuple[str, ...]:
+    """What to do where the sandbox let no compiler start: torch.compile on a CPU calls one in the first forward."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, PermissionError) and "Inductor" in type(error).__name__:
+            return (
+                "  expected: no code that a C++ compiler builds in forward (torch.compile on a CPU): none starts in this process",
+                "  to do: write the C++ with load_inline, which is built outside, or a launch plan",
+            )
+        cause = cause.__cause__ or cause.__context__
+    return ()
 
 
 def _short(text: str) -> str:

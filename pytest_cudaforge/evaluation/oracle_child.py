@@ -261,8 +261,8 @@ class _Oracle:
     def do_hold_places(self, rotation: int, wanted: bool) -> Any:
         self.rotations[rotation].hold_places(wanted)
 
-    def do_write_many(self, rotation: int, calls: int) -> Any:
-        self.rotations[rotation].write_many(calls)
+    def do_writing_ns(self, rotation: int, answers: int) -> Any:
+        return self.rotations[rotation].writing_ns(answers)
 
     def do_time_events(self, rotation: int, party: str, samples: int, flush_bytes: int, probed: bool = False) -> Any:
         return self.rotations[rotation].time_events(party, samples, flush_bytes, probed=probed)

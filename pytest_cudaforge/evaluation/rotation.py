@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import timeit
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from pytest_cudaforge.runtime.signature import flatten_output
 __all__ = ["Rotation"]
 
 _RECOMPILES = 256
+#: Tries of writing answers; the first touches pages.
+_WRITINGS = 8
 
 
 class Rotation:
@@ -87,14 +90,23 @@ class Rotation:
         if self.subject.device.type == "cuda":
             torch.cuda.synchronize(self.subject.device)
 
-    def write_many(self, calls: int) -> None:
-        """So often, do no more than any call must: write an answer (:meth:`hold_places`). On a GPU all of them at once,
-        since it is not the host's time that is asked for."""
-        on_gpu = self.subject.device.type == "cuda"
-        for place in list(self._places[0].values()) * (1 if on_gpu else calls):
-            torch.empty((calls if on_gpu else 1, *place.shape), dtype=place.dtype, device=place.device).fill_(0)
-        if on_gpu:
-            torch.cuda.synchronize(self.subject.device)
+    def writing_ns(self, answers: int) -> float:
+        """What the fastest of some tries takes to write an answer into memory, the least that any call does
+        (:meth:`hold_places` knows the answers). By a clock of this process. On a GPU by device events and ``answers``
+        at once, since it is not the host's time that is asked for; on a CPU one by one, as calls write them."""
+        shapes = [(place.shape, place.dtype) for place in self._places[0].values()]
+        device = self.subject.device
+
+        def write(count: int) -> None:
+            for shape, dtype in shapes:
+                torch.empty((count, *shape), dtype=dtype, device=device).fill_(0)
+
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                taken = _clock(device.index or 0).sample([_TorchCall(write, (answers,), {})], _WRITINGS, 0)[:_WRITINGS]
+        else:
+            taken = [1e9 * timeit.timeit(lambda: write(1), number=answers) for _ in range(_WRITINGS)]
+        return float(min(taken)) / answers
 
     def _call(self, function: Any, position: int) -> Any:
         args, kwargs = self.sets[position % len(self.sets)]

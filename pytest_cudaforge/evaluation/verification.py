@@ -198,6 +198,7 @@ class Verifier:
                     break
             if failed:
                 raise self._refusal(failed)
+            self._check_left_behind(product, run.worker)
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
                 self._check_second_call(product, run, trials[-1])
@@ -229,6 +230,17 @@ class Verifier:
             raise self._broken(product, trial, Status.TIMEOUT, error) from error
         except (WorkerFailure, LaunchFailure) as error:
             raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+
+    def _check_left_behind(self, product: Product, worker: Worker) -> None:
+        """A call that is right and leaves another rounding, or another default dtype, makes others wrong."""
+        left = worker.left_changed(timeout_s=self.hang_limit_s)
+        if left:
+            raise Refusal(
+                Status.REJECTED,
+                f"{product.workload.name}: a call leaves changed what other code answers by: {', '.join(left)}; "
+                "put it back before returning",
+                verification=self._findings.verification,
+            )
 
     def _check_repeated(self, product: Product, run: _Run, last: Trial) -> None:
         """Many calls on the last trial's values: threads that race each other are right most of the time."""

@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, d
 from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
+from pytest_cudaforge.evaluation.settings import changed, thread_settings
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 
@@ -36,7 +37,7 @@ Which = Literal["main", "prepare"]
 Binding = tuple[int, int]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
-_RUN_CHANGED = 10
+_RUN_CHANGED, LEFT = 10, 11
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 
@@ -219,6 +220,12 @@ class Worker:
         """CPU only: how many threads OpenMP's parallel regions get from now on, where they do not say themselves."""
         self._ask(_THREADS, {"count": count}, "setting the number of threads", 30)
 
+    def left_changed(self, *, timeout_s: float) -> tuple[str, ...]:
+        """The names of the settings (see ``settings``) that calls have left otherwise than they found them."""
+        names = tuple(thread_settings())
+        reply = self._ask(LEFT, {}, "asking what calls have left changed", timeout_s)
+        return tuple(name for index, name in enumerate(names) if index in reply.values)
+
     def stop(self) -> None:
         """SIGSTOP; returns once every thread has stopped.
 
@@ -317,6 +324,7 @@ class _Service:
         self._clock: EventClock | None = None
         self._crowd: Crowd | None = None
         self._driver: Any = None
+        self._settings: dict[str, object] = {}
 
     @property
     def _index(self) -> int:
@@ -345,6 +353,9 @@ class _Service:
             self._run_changed(asked, request.blob)
         elif request.operation == _THREADS:
             _set_openmp_threads(asked["count"])
+        elif request.operation == LEFT:
+            left = changed(self._settings, thread_settings())
+            return [index for index, name in enumerate(self._settings) if name in left]
         elif request.operation == _TIME_EVENTS:
             return self._time_events(asked)
         elif request.operation == _TIME_RUN:
@@ -362,6 +373,7 @@ class _Service:
         if self._device != "cpu":
             # Keeps the context, and with it the arenas, when a reload closes every program.
             self._driver = driver_of(self._index)
+        self._settings = thread_settings()
         self._load()
 
     def _load(self) -> None:

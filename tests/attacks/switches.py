@@ -197,6 +197,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pointers": _fresh_pointers,
     "again": _no_return,
     "late": _no_late,
+    "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
     "renewed": _no_renewed,
     "guarded": _no_guards,
     "plausible": _odd_zones,

@@ -207,6 +207,32 @@ def test_a_module_that_rests_until_the_next_pause_is_refused_and_its_twin_passes
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
+@pytest.mark.parametrize(
+    ("change", "undo", "words"),
+    [
+        (
+            "torch.set_default_dtype(torch.float64)",
+            "torch.set_default_dtype(torch.float32)",
+            "torch.get_default_dtype()",
+        ),
+        ("torch.set_num_threads(5)", "torch.set_num_threads(n)", "torch.get_num_threads()"),
+        ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
+    ],
+    ids=["dtype", "threads", "precision"],
+)
+def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str
+) -> None:
+    before = "n, t = torch.get_num_threads(), torch.backends.cudnn.allow_tf32"
+    attack = model(f"{before}\ny = x * 2\n{change}\nreturn y")
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
+    twin = model(f"{before}\n{change}\n{undo}\nreturn x * 2")
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
+
+
 def _claims_a_third(evaluator: Evaluator, attack: Candidate, target: Target) -> bool:
     found = evaluator.evaluate(attack, target)
     assert found.status is Status.PASSED and found.timing is not None, found.reason

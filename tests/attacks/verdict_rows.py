@@ -8,6 +8,7 @@ they need no whole verdict; ``ELSEWHERE`` says where. ``off`` names the switch: 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from attacked import hostile
@@ -124,6 +125,24 @@ def _in_two_steps(more: str = "") -> Candidate:
     )
     return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan})
 
+
+_ONE = "cpu_set_t all, one; sched_getaffinity(0, sizeof all, &all); CPU_ZERO(&one); CPU_SET(sched_getcpu(), &one);"
+_KEEP = "sched_setaffinity(0, sizeof one, &one);"
+#: With one processor there is nothing to change.
+_PINNED = [
+    Row(
+        "2: a call leaves its thread where it may run",
+        "keep one processor to itself",
+        "left",
+        hostile(body=f"HONEST {_ONE} {_KEEP}", before="#include <sched.h>\n"),
+        hostile(
+            body=f"{_ONE} {_KEEP} sched_setaffinity(0, sizeof all, &all); HONEST",
+            before="#include <sched.h>\n",
+        ),
+        refused=(Status.REJECTED,),
+        words="processors",
+    )
+] * (len(os.sched_getaffinity(0)) > 1)
 
 ROWS = (
     # -- §1 processes
@@ -488,6 +507,7 @@ ROWS = (
         hostile("quantised"),
         target="quantised",
     ),
+    *_PINNED,
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",
