@@ -648,7 +648,7 @@ def _advice(error: BaseException) -> tuple[str, ...]:
     while cause is not None:
         if isinstance(cause, PermissionError) and "Inductor" in type(error).__name__:
             return (
-                "  expected: no code that a C++ compiler builds in forward, as torch.compile's on a CPU: here none can start",
+                "  expected: no code that a C++ compiler builds in forward (torch.compile's on a CPU): none can start",
                 "  to do: write the C++ with load_inline, which is built outside, or a launch plan",
             )
         cause = cause.__cause__ or cause.__context__
