@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
@@ -177,7 +178,20 @@ def _entry(
         isolation=final.isolation.grade,
         backward=final.verification is not None and final.verification.backward if facts.grad else None,
         variant=variant,
+        attributes=_built_in(facts, files.get("plan.py")),
     )
+
+
+#: What a plan reads of tensors says nothing of a module's attribute of that name.
+_TENSORS_OWN = {"shape", "dtype", "device", "ndim"}
+
+
+def _built_in(facts: TargetFacts, plan: str | None) -> tuple[tuple[str, Any], ...]:
+    """The attributes that forward reads and the plan does not: its author knew their values, or did without them."""
+    if plan is None:
+        return ()
+    read = {node.attr for node in ast.walk(ast.parse(plan)) if isinstance(node, ast.Attribute)} - _TENSORS_OWN
+    return tuple((path, value) for path, value in facts.attributes if path.rpartition(".")[2] not in read)
 
 
 def variant_of(facts: TargetFacts) -> str:

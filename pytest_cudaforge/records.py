@@ -89,7 +89,8 @@ class TargetFacts:
     """What only importing the target tells; made by the oracle, never by the pytest process.
 
     ``module`` is a ModuleSpec as JSON data (runtime.signature) or None for a function target. ``chosen``: these are
-    some of the target's workloads, for a kernel of their own.
+    some of the target's workloads, for a kernel of their own. ``attributes``: path and value of those that forward
+    reads, as ``module`` has them.
     """
 
     target_id: str
@@ -109,6 +110,7 @@ class TargetFacts:
     module: Any
     workloads: tuple[WorkloadFacts, ...]
     chosen: bool = False
+    attributes: tuple[tuple[str, Any], ...] = ()
 
 
 # -- candidates ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ other end and the clock.
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,7 +17,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,8 +38,9 @@ from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, nei
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
+from pytest_cudaforge.runtime.circumstances import same
 from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
-from pytest_cudaforge.runtime.signature import describe_module, flatten_call, flatten_output, spec_of
+from pytest_cudaforge.runtime.signature import attribute_in, describe_module, flatten_call, flatten_output, spec_of
 from pytest_cudaforge.target import terms_of
 
 __all__ = ["main", "serve"]
@@ -299,6 +301,7 @@ def target_facts(subject: Subject) -> TargetFacts:
         writes = tuple(sorted(subject.mutates(name)))
         workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1], writes=writes))
     mode = options.mode if subject.target.kind != "kernelbench" else _mode_of(subject)
+    module = describe_module(subject.module) if subject.module is not None else None
     return TargetFacts(
         target_id=subject.target.id,
         precision=options.precision,
@@ -314,9 +317,24 @@ def target_facts(subject: Subject) -> TargetFacts:
         distributions=options.distributions,
         index_outputs=options.index_outputs,
         nondeterministic=options.nondeterministic,
-        module=describe_module(subject.module) if subject.module is not None else None,
+        module=module,
         workloads=tuple(workloads),
+        attributes=_attributes(subject, module) if module is not None else (),
     )
+
+
+def _attributes(subject: Subject, spec: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The plain attributes that forward reads, with their values; not those that it changes, nor ``training``."""
+    assert subject.module is not None
+    read = {path for name in subject.options.input_sets for path in subject.attributes_read(name)}
+    after = describe_module(subject.module)
+    found = []
+    for path in sorted(read):
+        with contextlib.suppress(KeyError):  # a tensor, a module, an object: no plain value
+            value = attribute_in(dict(spec), path)
+            if path.rpartition(".")[2] != "training" and same(attribute_in(after, path), value):
+                found.append((path, value))
+    return tuple(found)
 
 
 def _default_allow(subject: Subject) -> tuple[str, ...]:

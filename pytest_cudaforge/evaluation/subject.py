@@ -26,6 +26,7 @@ import torch
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
+from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
     Structure,
     exchange_weights,
@@ -377,6 +378,20 @@ class Subject:
         if any(path.startswith("state/") for path in self._mutates[workload]):
             self.restore()
         return leaves, tree, output
+
+    def attributes_read(self, workload: str) -> frozenset[str]:
+        """The paths of the module's attributes that a call reads; none where the module does not bear being watched."""
+        if self.module is None:
+            return frozenset()
+        args, kwargs = self.draw(workload, 0)
+        try:
+            with self.as_constructed(), precision_flags(self.options.precision), reads_of(self.module) as found:
+                self.run(self.function, args, kwargs)
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return frozenset()
+        return frozenset(found)
 
     @property
     def function(self) -> Any:

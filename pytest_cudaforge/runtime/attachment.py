@@ -27,7 +27,7 @@ from pytest_cudaforge.runtime.configured import Configured
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
 from pytest_cudaforge.runtime.shortcut import MISS, Shortcut, shortcut_of
-from pytest_cudaforge.runtime.signature import Leaf, Signature, describe_module, flatten_call, spec_of
+from pytest_cudaforge.runtime.signature import Leaf, ModuleSpec, Signature, describe_module, flatten_call, spec_of
 from pytest_cudaforge.runtime.training import BoundBackward, backward_arguments
 
 __all__ = [
@@ -113,6 +113,9 @@ class _Site(NamedTuple):
     module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    def described(self) -> ModuleSpec | None:
+        return describe_module(self.module) if self.module is not None else None
 
 
 class _Known(NamedTuple):
@@ -351,7 +354,7 @@ class Attachment:
             try:
                 facts = device_facts(device)
                 reason = place_reason(kernel, facts) or guards.refusal(
-                    kernel.entry, inputs, self._dispatch.names, training
+                    kernel.entry, inputs, self._dispatch.names, training, site.described
                 )
                 if not reason and isinstance(kernel, Configured):
                     return ConfiguredCall(kernel, circumstances, device)
@@ -446,8 +449,7 @@ def device_name(device: torch.device) -> str:
 def _signature(
     site: _Site, facts: DeviceFacts, kernel: Kernel, more: Mapping[str, Any] = MappingProxyType(_NOTHING)
 ) -> Signature:
-    description = describe_module(site.module) if site.module is not None else None
-    return Signature.of(site.args, {**site.kwargs, **more}, description, facts, kernel.entry.language)
+    return Signature.of(site.args, {**site.kwargs, **more}, site.described(), facts, kernel.entry.language)
 
 
 def _no_backward(kernel: Kernel, site: _Site, names: Sequence[str]) -> str:

@@ -274,7 +274,7 @@ def _fitting(
     reasons = []
     order = guards.ranked([kernel.entry for kernel in form.kernels], inputs, form.names)
     for kernel in (form.kernels[place] for place in order):
-        reason = place_reason(kernel, facts) or guards.refusal(kernel.entry, inputs, form.names, training)
+        reason = place_reason(kernel, facts) or guards.refusal(kernel.entry, inputs, form.names, training, lambda: spec)
         if not reason:
             signature = Signature.of(args, kwargs, spec, facts, kernel.entry.language)
             loaded = kernel.load(signature, device_name(device))

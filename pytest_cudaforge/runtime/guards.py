@@ -10,7 +10,7 @@ from typing import Any
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.runtime.circumstances import same
 from pytest_cudaforge.runtime.manifest import Entry
-from pytest_cudaforge.runtime.signature import Leaf
+from pytest_cudaforge.runtime.signature import Leaf, ModuleSpec, attribute_in
 
 __all__ = ["named_paths", "parameter_names", "ranked", "refusal", "was_drawn"]
 
@@ -41,14 +41,24 @@ def _named(path: str, names: Sequence[str]) -> str:
     return path
 
 
-def refusal(entry: Entry, inputs: Inputs, names: Sequence[str], training: bool | None) -> str:
+def refusal(
+    entry: Entry,
+    inputs: Inputs,
+    names: Sequence[str],
+    training: bool | None,
+    describe: Callable[[], ModuleSpec | None] = lambda: None,
+) -> str:
     """Why the entry's kernel stays out of this call; "" where it may be used.
 
-    ``training`` is the module's flag, None for a function. Alignment is looked at per call, not here.
+    ``training`` is the module's flag, None for a function; ``describe`` tells its attributes. Alignment is looked at
+    per call, not here.
     """
     if training is not None and training != (entry.mode == "train"):
         return f"verified in {entry.mode} mode, the module is in {'train' if training else 'eval'} mode"
     call = named_paths(inputs, names)
+    reason = _other_attribute(entry, describe) if entry.attributes else ""
+    if reason:
+        return reason
     reasons = []
     for workload in entry.workloads:
         reason = _difference(entry, named_paths(workload.inputs, names), call)
@@ -56,6 +66,29 @@ def refusal(entry: Entry, inputs: Inputs, names: Sequence[str], training: bool |
             return ""
         reasons.append(reason)
     return reasons[0] if reasons else "no workload was verified"
+
+
+def _other_attribute(entry: Entry, describe: Callable[[], ModuleSpec | None]) -> str:
+    """The first attribute that is not as it was in verification: a kernel may have its value built in."""
+    spec = describe()
+    for path, then in entry.attributes if spec is not None else ():
+        try:
+            now = attribute_in(spec, path) if spec is not None else then
+        except KeyError:
+            return f"verified with {path} = {_told(then)}, which this module does not have"
+        if not same(now, then):
+            return f"verified with {path} = {_told(then)}, this module has {_told(now)}"
+    return ""
+
+
+def _told(value: object) -> str:
+    """A value of a description as its author wrote it."""
+    if isinstance(value, dict):
+        ((kind, inner),) = value.items()
+        if kind in ("list", "tuple"):
+            return f"({', '.join(_told(one) for one in inner)})"
+        return str(inner)
+    return repr(value)
 
 
 def was_drawn(entry: Entry, inputs: Inputs, names: Sequence[str]) -> bool:

@@ -81,6 +81,8 @@ class Entry:
     backward: bool | None = None
     #: "" where it was forged for all workloads of its target, else what tells it from the target's other kernels.
     variant: str = ""
+    #: Path and value, as a ModuleSpec has them, of attributes that forward reads and the plan does not: built in.
+    attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str]:

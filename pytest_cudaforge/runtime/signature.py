@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Leaf",
     "Signature",
+    "attribute_in",
     "config_attributes",
     "describe_module",
     "flatten_call",
@@ -211,6 +212,27 @@ def describe_module(module: torch.nn.Module) -> ModuleSpec:
     ``items`` (ModuleList, Sequential, ParameterList) and ``keys`` (ModuleDict, ParameterDict) name attributes in order.
     """
     return _Describer().module(module, "", 0)
+
+
+def attribute_in(spec: ModuleSpec, path: str) -> Any:
+    """What a description has under ``norm.eps``. Raises KeyError where there is nothing, or no plain value: a number, a
+    string, a bool, None, or a list or tuple of such."""
+    *owners, name = path.split(".")
+    for owner in owners:
+        spec = spec["attributes"][owner]["module"]
+    value = spec["attributes"][name]
+    if not _is_plain(value):
+        raise KeyError(path)
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return isinstance(value, (bool, int, float, str, type(None)))
+    for kind in ("list", "tuple"):
+        if kind in value:
+            return all(_is_plain(one) for one in value[kind])
+    return "float" in value or "dtype" in value
 
 
 def config_attributes(value: Any) -> dict[str, Any] | None:

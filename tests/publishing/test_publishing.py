@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flow_records import make_facts, make_round, make_target
+from flow_records import make_evaluation, make_facts, make_round, make_target
 
 from pytest_cudaforge.errors import PublishError
 from pytest_cudaforge.publishing import Published, commit_branch, publish
-from pytest_cudaforge.records import Isolation, Profile, Trace
+from pytest_cudaforge.records import Candidate, Isolation, Profile, Status, Trace
 from pytest_cudaforge.runtime.manifest import Manifest
 
 
@@ -50,6 +50,22 @@ def state(root: Path) -> tuple[str, str, bytes]:
         git(root, "status", "--porcelain=v2", "--untracked-files=all"),
         (root / ".git" / "index").read_bytes(),
     )
+
+
+# -- what a kernel may have built in ---------------------------------------------------------------------------------
+
+
+def test_attributes_that_forward_reads_and_the_plan_does_not_are_kept(tmp_path: Path) -> None:
+    plan = "def plan(module, x):\n    return x if module.norm.gain else empty(x.shape, x.dtype)\n"
+    candidate = Candidate.of("cpp", {"kernel.cpp": "// fast\n", "plan.py": plan})
+    verdict = make_evaluation(candidate, Status.PASSED, 2.0)
+    trace = replace(winning_trace(), rounds=(replace(make_round(1), candidate=candidate, evaluation=verdict),))
+    target = make_target(tmp_path, "scale")
+    read = (("gain", 2), ("norm.eps", 1e-5), ("norm.shape", {"tuple": [8]}))
+    facts = replace(make_facts(target), attributes=read)
+    item = publish(replace(trace, final=verdict), target, facts, tmp_path / "forged")
+    (entry,) = Manifest.load(tmp_path / "forged" / "manifest.json").entries
+    assert item.entry.attributes == entry.attributes == read[1:]
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -572,6 +572,28 @@ def test_an_attribute_that_changes_is_traced_anew(tmp_path: Path) -> None:
     assert ran(model, X) == "kernel"
 
 
+def test_a_value_that_may_be_built_in_holds(tmp_path: Path) -> None:
+    plan = RMS_PLAN.replace("module.eps", "1e-6")
+    repo = Repo(tmp_path)
+    repo.forge("RMSNorm", RMS_KERNEL, plan, (torch.randn(4, 64),), attributes=(("eps", 1e-6),))
+    model, other = repo.module.RMSNorm(64, eps=1e-6).eval(), repo.module.RMSNorm(64, eps=3.0).eval()
+    apply(model)
+    report = apply(other)
+    assert ran(model, X) == "kernel" and ran(other, X) == "reference"
+    assert reasons(report)[-1] == "verified with eps = 1e-06, this module has 3.0"
+    with torch.no_grad():
+        compiled = torch.compile(other, fullgraph=True)(X)
+        assert torch.allclose(compiled, other(X))
+    model.eps = 1e-5
+    assert ran(model, X) == "reference"
+    model.eps = 1e-6
+    assert ran(model, X) == "kernel"
+    del model.eps
+    model.__dict__["epsilon"] = 1e-6
+    with pytest.raises(AttributeError, match="eps"):  # the reference's own
+        model(X)
+
+
 def test_weights_may_change_and_move(tmp_path: Path) -> None:
     repo = with_rms(tmp_path)
     model = repo.module.RMSNorm(64).eval()
