@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from judged_targets import NORM_PLAN, find, norm, write_repo
-from known_ceilings import cache_with_ceilings, compiled_before
+from known_ceilings import compiled_before
 
 from pytest_cudaforge.errors import ConfigError, TargetError
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -108,12 +109,13 @@ def test_a_plan_that_asks_for_too_much_memory_is_refused(evaluator: Evaluator, r
     assert "the plan's buffers take" in evaluation.reason
 
 
-def test_allowed_labels_pass_under_their_name(repo: Path, tmp_path: Path) -> None:
+def test_allowed_labels_pass_under_their_name(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = 'from pytest_cudaforge.plan import op\n\ndef plan(x):\n    return op("aten._softmax", x, -1, False)\n'
     candidate = Candidate.of("cpp", {"kernel.cpp": "void unused() {}", "plan.py": plan})
-    cache = cache_with_ceilings(tmp_path)
-    with Evaluator(EvaluatorSettings(cache_dir=cache, trials=1, allow=("rewrite",))) as lenient:
-        evaluation = _evaluate(lenient, repo, candidate, "::softmax")
+    monkeypatch.setattr(evaluator, "settings", replace(evaluator.settings, allow=("rewrite",)))
+    evaluation = _evaluate(evaluator, repo, candidate, "::softmax")
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "rewrite"), evaluation.reason
 
 
@@ -405,7 +407,7 @@ def test_a_target_that_writes_its_input_is_timed_too(evaluator: Evaluator, repo:
 def test_running_statistics_are_outputs_too(evaluator: Evaluator, rand_repo: Path, spoil: tuple[str, str]) -> None:
     kernel = BATCH_NORM.replace(*spoil) if spoil[0] else BATCH_NORM
     candidate = Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": BATCH_NORM_PLAN})
-    evaluation = evaluator.evaluate(candidate, find(rand_repo, "::Normalised"))
+    evaluation = _evaluate(evaluator, rand_repo, candidate, "::Normalised")
     assert evaluation.passed == (not spoil[0]), evaluation.reason
 
 
