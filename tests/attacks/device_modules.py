@@ -243,7 +243,10 @@ MODULE_ROWS = (
         "2: the declared precision sets the bound",
         "let torch use TF32",
         "comparison",
-        model("torch.backends.cuda.matmul.allow_tf32 = True\nreturn args[0] @ args[1]"),
+        model(
+            "torch.backends.cuda.matmul.allow_tf32 = True\ny = args[0] @ args[1]\n"
+            "torch.backends.cuda.matmul.allow_tf32 = False\nreturn y"
+        ),
         _PRODUCT,
         target="product_any",
     ),
