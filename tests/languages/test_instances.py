@@ -15,12 +15,13 @@ from pytest_cudaforge.languages.binary import (
     KernelInfo,
     binary_from_bytes,
     binary_to_bytes,
+    block_sizes,
     settled,
     units_of,
 )
 from pytest_cudaforge.languages.instances import OPTIONS, Instance, argument_word, parse_instance
 from pytest_cudaforge.languages.parameters import argument_problem
-from pytest_cudaforge.plan import Launch, TensorSpec, View, decode, encode
+from pytest_cudaforge.plan import Launch, LaunchPlan, TensorSpec, View, Zero, decode, encode
 from pytest_cudaforge.records import DeviceFacts, KernelResources
 from pytest_cudaforge.runtime.signature import Signature, describe_module
 from pytest_cudaforge.runtime.trace import trace
@@ -233,3 +234,19 @@ def plan(module, x, prepared):
     aligned, anywhere = "*fp32:16", "*fp32"
     # What lies 3 elements behind a shifted beginning may be aligned, but is not promised to be.
     assert parse_instance(launch.kernel).arguments == (aligned, aligned, anywhere, aligned, anywhere, aligned)
+
+
+def test_block_sizes_are_those_of_the_launches_as_the_device_gets_them() -> None:
+    own = KernelInfo("g", "g", ("float*",), KernelResources("g"))
+    binaries = (
+        Binary("triton", "sm_90", (), b"code", (kernel(),)),
+        Binary("cuda", "sm_90", (("N", 1),), b"code", (own,)),
+    )
+    steps = (
+        Zero(0),
+        Launch("f<1>", (View(0, (8,), (1,)), 1, 7)),
+        Launch("g", (View(0, (8,), (1,)),), block=(8, 4, 2), constants=(("N", 1),)),
+        Launch("g", (View(0, (8,), (1,)),), block=(8, 4, 2), constants=(("N", 1),)),
+    )
+    assert block_sizes(LaunchPlan((), steps, None), binaries) == {256, 64}
+    assert block_sizes(LaunchPlan((), steps[:1], None), binaries) == frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,3 +137,29 @@ def test_parameter_names() -> None:
     assert parameter_names(method, method=True) == ("x", "mask")
     assert parameter_names(method, method=False) == ("self", "x", "mask")
     assert parameter_names(print, method=False) == () or "sep" not in parameter_names(print, method=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "then", "reason"),
+    [
+        ("eps", 1e-5, ""),
+        ("eps", 1e-6, "verified with eps = 1e-06, this module has 1e-05"),
+        ("norm.shape", {"tuple": [8, 2]}, ""),
+        ("norm.shape", {"tuple": [8, 3]}, "verified with norm.shape = (8, 3), this module has (8, 2)"),
+        ("norm.top", {"float": "inf"}, ""),
+        ("norm.top", 1.0, "verified with norm.top = 1.0, this module has inf"),
+        ("norm.gone", True, "verified with norm.gone = True, which this module does not have"),
+        ("other.eps", 1, "verified with other.eps = 1, which this module does not have"),
+        ("norm.weight", 1, "verified with norm.weight = 1, which this module does not have"),
+    ],
+)
+def test_values_that_may_be_built_in(path: str, then: Any, reason: str) -> None:
+    inner = {
+        "shape": {"tuple": [8, 2]},
+        "top": {"float": "inf"},
+        "weight": {"tensor": [[8], "float32", [1]], "path": "w"},
+    }
+    module = {"attributes": {"eps": 1e-5, "norm": {"module": {"attributes": inner}}}}
+    held = replace(entry(INPUTS), attributes=((path, then),))
+    assert refusal(held, INPUTS, NAMES, False, lambda: module) == reason
+    assert refusal(held, INPUTS, NAMES, None) == ""  # a function has none
