@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import secrets
@@ -64,6 +65,8 @@ _REPEATS_S = 0.15
 #: Bursts in which values change, as long as they take no longer than this together.
 _BURSTS, _BURSTS_S = 4, 0.06
 _BETWEEN_CALLS = "values that changed between two of many calls, without a pause"
+#: Calls in a batch after which memory is looked at, in time and number; how many batches have to leave how much.
+_LEAK_S, _LEAK_CALLS, _LEAK_BATCHES, _LEAK_BYTES = 0.03, 4096, 3, 1 << 20
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
 #: Where a worker has the arena once more, read-only, and on which kinds of devices a module's does.
@@ -201,6 +204,7 @@ class Verifier:
             self._check_left_behind(product, run.worker)
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
+                self._check_leaks(product, run)
                 self._check_second_call(product, run, trials[-1])
                 self._check_one_after_another(product, run, trials[-1])
                 self._check_crowded(product, run, trials[-1])
@@ -260,6 +264,19 @@ class Verifier:
         self._findings.cases.append(case)
         if not case.passed:
             raise self._refusal([case])
+
+    def _check_leaks(self, product: Product, run: _Run) -> None:
+        """Does every call of a C++ plan leave memory behind? (A module's Python may collect its own later.)"""
+        name = product.workload.name
+        if self.kitchen.device.kind != "cpu" or not product.traced.main.steps or self.oracle.mutates(self.target, name):
+            return
+        leaked_bytes = run.leaked_bytes()
+        if leaked_bytes:
+            raise Refusal(
+                Status.REJECTED,
+                f"{name}: every call leaves {leaked_bytes:.3g} bytes of memory behind: free what a kernel allocates",
+                verification=self._findings.verification,
+            )
 
     def _check_second_call(self, product: Product, run: _Run, last: Trial) -> None:
         """Where forward writes its state, from the state that the reference's first call leaves: a counter that is set
@@ -629,6 +646,22 @@ class _Run:
             # A busy machine makes calls look slow: the fewest are made all the same, unless they take very long.
             if spent_s > (_CALLS_BEFORE_S if done >= CALLS_BEFORE[0] else 10 * _CALLS_BEFORE_S):
                 return
+
+    def leaked_bytes(self) -> float:
+        """What the process grows by in a call, where it does so in every one of some batches of calls; else 0."""
+        sets, limit_s = [self._bindings(0)], self.verifier.hang_limit_s
+        call_ns = self.worker.run_many(sets, 2, timeout_s=limit_s) / 2
+        calls = min(max(2, int(_LEAK_S * 1e9 / max(1.0, call_ns))), _LEAK_CALLS)
+        self.worker.run_many(sets, calls, timeout_s=limit_s)  # what is kept for good is there after that
+        least = math.inf
+        for _ in range(_LEAK_BATCHES):
+            before_bytes = self.worker.own_bytes()
+            self.worker.run_many(sets, calls, timeout_s=limit_s)
+            grown_bytes = self.worker.own_bytes() - before_bytes
+            if grown_bytes < _LEAK_BYTES:
+                return 0.0
+            least = min(least, grown_bytes / calls)
+        return least
 
     def repeated(self, workload: str, trial: Trial) -> CaseResult:
         """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told."""

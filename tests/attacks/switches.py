@@ -84,6 +84,7 @@ def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not (t.calls_before or t.renewed or t.exchanged)])
     # Repeated calls are late ones as well, and so are those at places never seen before.
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
+    monkeypatch.setattr(verification.Verifier, "_check_leaks", lambda *_: None)
     _no_quick_calls(monkeypatch)
     _no_guards(monkeypatch)
 
@@ -197,6 +198,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pointers": _fresh_pointers,
     "again": _no_return,
     "late": _no_late,
+    "leaks": lambda patch: patch.setattr(verification.Verifier, "_check_leaks", lambda *_: None),
     "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
     "renewed": _no_renewed,
     "guarded": _no_guards,

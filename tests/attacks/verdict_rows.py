@@ -128,6 +128,8 @@ def _in_two_steps(more: str = "") -> Candidate:
 
 _ONE = "cpu_set_t all, one; sched_getaffinity(0, sizeof all, &all); CPU_ZERO(&one); CPU_SET(sched_getcpu(), &one);"
 _KEEP = "sched_setaffinity(0, sizeof one, &one);"
+#: A pointer that nobody reads would be left out by the compiler, and the call of malloc with it.
+_WORKSPACE = "static float* volatile last; last = (float*)malloc(4 * n); memcpy(last, x, 4 * n); "
 #: With one processor there is nothing to change.
 _PINNED = [
     Row(
@@ -508,6 +510,15 @@ ROWS = (
         target="quantised",
     ),
     *_PINNED,
+    Row(
+        "2: a call gives back the memory it takes",
+        "leave its workspace behind in every call",
+        "leaks",
+        hostile(body=_WORKSPACE + "HONEST"),
+        hostile(body=_WORKSPACE + "free((void*)last); HONEST"),
+        refused=(Status.REJECTED,),
+        words="memory behind",
+    ),
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",
