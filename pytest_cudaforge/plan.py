@@ -129,6 +129,10 @@ class Buffer:
     source: str = ""
 
 
+#: How many elements of a window are looked for in another one.
+_PLACES = 4096
+
+
 @dataclass(frozen=True)
 class View:
     """A strided window onto a buffer; ``offset`` in elements from the buffer's first element."""
@@ -137,6 +141,40 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
+
+
+def overlap(one: View, other: View) -> bool:
+    """Whether two windows onto a buffer share an element: exact for windows none of whose own elements coincide, as far
+    as the first, the last and some thousand elements of either tell."""
+    if one.buffer != other.buffer or 0 in one.shape or 0 in other.shape:
+        return False
+    begins, ends = zip(*((view.offset, view.offset + _extent(view)) for view in (one, other)), strict=True)
+    if max(begins) >= min(ends):
+        return False
+    return any(_holds(other, place) for place in _places(one)) or any(_holds(one, place) for place in _places(other))
+
+
+def _extent(view: View) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
+
+
+def _places(view: View) -> Iterator[int]:
+    """Where some of its elements lie, the first and the last among them."""
+    count = math.prod(view.shape)
+    for number in {*range(0, count, max(1, count // _PLACES | 1)), count - 1}:
+        place, rest = view.offset, number
+        for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+            place += rest % size * stride
+            rest //= size
+        yield place
+
+
+def _holds(view: View, place: int) -> bool:
+    rest = place - view.offset
+    for stride, size in sorted(zip(view.strides, view.shape, strict=True), reverse=True):
+        if stride > 0 and rest >= 0:
+            rest -= min(rest // stride, size - 1) * stride
+    return rest == 0
 
 
 Scalar = int | float | bool

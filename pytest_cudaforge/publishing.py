@@ -30,6 +30,7 @@ from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES,
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
 from pytest_cudaforge.report import markdown, pictures
 from pytest_cudaforge.runtime.configuration import LANGUAGE
+from pytest_cudaforge.runtime.fingerprints import Fingerprint
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def _entry(
         backward=final.verification is not None and final.verification.backward if facts.grad else None,
         variant=variant,
         attributes=_built_in(facts, files.get("plan.py")),
+        buffers=_buffers_built_in(facts, files.get("plan.py")),
     )
 
 
@@ -192,6 +194,20 @@ def _built_in(facts: TargetFacts, plan: str | None) -> tuple[tuple[str, Any], ..
         return ()
     read = {node.attr for node in ast.walk(ast.parse(plan)) if isinstance(node, ast.Attribute)} - _TENSORS_OWN
     return tuple((path, value) for path, value in facts.attributes if path.rpartition(".")[2] not in read)
+
+
+#: What of a tensor tells nothing of its values.
+_METADATA = {"shape", "dtype", "device", "ndim", "dim", "size", "stride", "numel", "element_size", "is_contiguous"}
+
+
+def _buffers_built_in(facts: TargetFacts, plan: str | None) -> tuple[tuple[str, Fingerprint], ...]:
+    """The same of buffers: a plan that takes no more than the shape of a mask has what is in it built in."""
+    if plan is None:
+        return ()
+    nodes = list(ast.walk(ast.parse(plan)))
+    asked = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr in _METADATA}
+    taken = {node.attr for node in nodes if isinstance(node, ast.Attribute) and id(node) not in asked}
+    return tuple((path, found) for path, found in facts.buffers if path.rpartition(".")[2] not in taken)
 
 
 def variant_of(facts: TargetFacts) -> str:

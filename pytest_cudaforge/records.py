@@ -68,7 +68,8 @@ class WorkloadFacts:
     """One concrete input set as the oracle drew it: specs by flattened path, and the reference's outputs.
 
     ``flops`` are those of products and convolutions, ``convolution_flops`` the latter's part of them. ``writes``:
-    ``input/<path>`` and ``state/<path>`` of the tensors that forward changes.
+    ``input/<path>`` and ``state/<path>`` of the tensors that forward changes. ``shared``: paths of outputs that lie in
+    the memory of one before them.
     """
 
     name: str
@@ -82,6 +83,7 @@ class WorkloadFacts:
     flops: int
     convolution_flops: int = 0
     writes: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class TargetFacts:
 
     ``module`` is a ModuleSpec as JSON data (runtime.signature) or None for a function target. ``chosen``: these are
     some of the target's workloads, for a kernel of their own. ``attributes``: path and value of those that forward
-    reads, as ``module`` has them.
+    reads, as ``module`` has them. ``buffers``: path and fingerprint (runtime.fingerprints) of the tensors that it reads
+    and that are as constructed in every trial.
     """
 
     target_id: str
@@ -111,6 +114,7 @@ class TargetFacts:
     workloads: tuple[WorkloadFacts, ...]
     chosen: bool = False
     attributes: tuple[tuple[str, Any], ...] = ()
+    buffers: tuple[tuple[str, tuple[str, str, tuple[float, ...]]], ...] = ()
 
 
 # -- candidates ------------------------------------------------------------------------------------------------

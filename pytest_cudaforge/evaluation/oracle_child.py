@@ -11,13 +11,14 @@ import array
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,11 +35,19 @@ from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
 from pytest_cudaforge.evaluation.undisabled import undisabled
-from pytest_cudaforge.evaluation.variants import apply_variant, fixed_names, neighbour_names, strided_names
+from pytest_cudaforge.evaluation.variants import (
+    apply_variant,
+    fixed_names,
+    neighbour_names,
+    rounder_names,
+    side_of,
+    strided_names,
+)
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
 from pytest_cudaforge.records import Target, TargetFacts, WorkloadFacts, from_json, to_json
 from pytest_cudaforge.runtime.circumstances import same
+from pytest_cudaforge.runtime.fingerprints import Fingerprint, fingerprint_of
 from pytest_cudaforge.runtime.gradients import backward_workload, is_backward
 from pytest_cudaforge.runtime.signature import attribute_in, describe_module, flatten_call, flatten_output, spec_of
 from pytest_cudaforge.target import terms_of
@@ -141,15 +150,27 @@ class _Oracle:
         subject = self.subject(target)
         args, kwargs = subject.draw(workload, 0)
         found = []
-        names = [*strided_names(), *fixed_names((args, kwargs), subject.draw(workload, 1))]
-        for name in [*names, *(neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ())]:
+        for name in [*strided_names(), *fixed_names((args, kwargs), subject.draw(workload, 1))]:
+            found += self._variants(subject, workload, [name])
+        names = neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ()
+        for _, alike in itertools.groupby(names, key=side_of):
+            members = list(alike)
+            # Nothing tried is nothing known: a kernel would be thought right at sizes that nobody looked at.
+            taken = self._variants(subject, workload, members)
+            found += taken or self._variants(subject, workload, rounder_names(members[0]))[: len(members)]
+        return found
+
+    def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:
+        """Those of them that the reference takes; of any other nothing is promised."""
+        found = []
+        for name in names:
             try:
                 changed = apply_variant(name, *subject.draw(workload, 0))
                 output = subject.run(subject.function, *changed)
             except TargetError as error:
                 if is_fatal(error):
                     raise
-                continue  # the reference does not take such a call: there is nothing to promise
+                continue
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize()  # a fault in the call shows here, not at some later request
             leaves, tree = flatten_call(*changed)
@@ -302,6 +323,7 @@ def target_facts(subject: Subject) -> TargetFacts:
         workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1], writes=writes))
     mode = options.mode if subject.target.kind != "kernelbench" else _mode_of(subject)
     module = describe_module(subject.module) if subject.module is not None else None
+    read = {path for name in options.input_sets for path in subject.attributes_read(name)}
     return TargetFacts(
         target_id=subject.target.id,
         precision=options.precision,
@@ -319,14 +341,14 @@ def target_facts(subject: Subject) -> TargetFacts:
         nondeterministic=options.nondeterministic,
         module=module,
         workloads=tuple(workloads),
-        attributes=_attributes(subject, module) if module is not None else (),
+        attributes=_attributes(subject, module, read) if module is not None else (),
+        buffers=_buffers(subject, read, mutated={path for workload in workloads for path in workload.writes}),
     )
 
 
-def _attributes(subject: Subject, spec: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _attributes(subject: Subject, spec: Mapping[str, Any], read: Set[str]) -> tuple[tuple[str, Any], ...]:
     """The plain attributes that forward reads, with their values; not those that it changes, nor ``training``."""
     assert subject.module is not None
-    read = {path for name in subject.options.input_sets for path in subject.attributes_read(name)}
     after = describe_module(subject.module)
     found = []
     for path in sorted(read):
@@ -335,6 +357,16 @@ def _attributes(subject: Subject, spec: Mapping[str, Any]) -> tuple[tuple[str, A
             if path.rpartition(".")[2] != "training" and same(attribute_in(after, path), value):
                 found.append((path, value))
     return tuple(found)
+
+
+def _buffers(subject: Subject, read: Set[str], mutated: Set[str]) -> tuple[tuple[str, Fingerprint], ...]:
+    """The tensors that forward reads and no trial gives other values, with what they hold."""
+    tensors = {path for path in read & subject.state().keys() if f"state/{path}" not in mutated}
+    if not tensors:
+        return ()
+    kept = sorted(tensors & subject.never_redrawn())
+    with subject.as_constructed():
+        return tuple((path, fingerprint_of(subject.state()[path])) for path in kept)
 
 
 def _default_allow(subject: Subject) -> tuple[str, ...]:
@@ -388,7 +420,18 @@ def workload_facts(subject: Subject, name: str, leaves: Any, tree: Any, output: 
         state_bytes=sum(t.numel() * t.element_size() for t in subject.state().values()),
         output_bytes=sum(t.numel() * t.element_size() for t in outputs.values() if isinstance(t, Tensor)),
         flops=0,
+        shared=_shared(outputs),
     )
+
+
+def _shared(outputs: dict[str, Any]) -> tuple[str, ...]:
+    seen, found = set[int](), []
+    for path, value in outputs.items():
+        if isinstance(value, Tensor) and value.numel():
+            memory = value.untyped_storage().data_ptr()
+            found += [path] if memory in seen else []
+            seen.add(memory)
+    return tuple(found)
 
 
 def _specs(leaves: dict[str, Any]) -> Any:

@@ -19,8 +19,8 @@ __all__ = ["reads_of"]
 
 @contextmanager
 def reads_of(module: torch.nn.Module) -> Iterator[set[str]]:
-    """The paths (``norm.eps``, ``config.scale``) of attributes that are read inside, in ``module``, in its submodules
-    and in their configuration objects. Names with an underscore in front are torch's. For one thread.
+    """The paths (``norm.eps``, ``config.scale``) of attributes and buffers that are read inside, in ``module``, in its
+    submodules and in their configuration objects. Names with an underscore in front are torch's. For one thread.
 
     Objects of classes that Python does not let change (a namespace's) are left out.
     """
@@ -47,8 +47,10 @@ def _watched(cls: type, places: dict[int, str], found: set[str]) -> Iterator[Non
     usual: Any = cls.__getattribute__
 
     def reading(self: Any, name: str) -> Any:
-        if not name.startswith("_") and id(self) in places and name in object.__getattribute__(self, "__dict__"):
-            found.add(_joined(places[id(self)], name))
+        if not name.startswith("_") and id(self) in places:
+            own = object.__getattribute__(self, "__dict__")
+            if name in own or name in own.get("_buffers", ()):
+                found.add(_joined(places[id(self)], name))
         return usual(self, name)
 
     try:

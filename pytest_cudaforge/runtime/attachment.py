@@ -27,7 +27,15 @@ from pytest_cudaforge.runtime.configured import Configured
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
 from pytest_cudaforge.runtime.shortcut import MISS, Shortcut, shortcut_of
-from pytest_cudaforge.runtime.signature import Leaf, ModuleSpec, Signature, describe_module, flatten_call, spec_of
+from pytest_cudaforge.runtime.signature import (
+    Leaf,
+    ModuleSpec,
+    Signature,
+    describe_module,
+    flatten_call,
+    module_tensors,
+    spec_of,
+)
 from pytest_cudaforge.runtime.training import BoundBackward, backward_arguments
 
 __all__ = [
@@ -66,6 +74,8 @@ class Dispatch:
         self.reference = reference
         self.kernels = tuple(kernels)
         self.graphs = graphs
+        #: Paths of tensors whose values a kernel may have built in.
+        self.held = frozenset(path for kernel in kernels for path, _ in kernel.entry.buffers)
         self.trains = any(kernel.entry.backward for kernel in kernels)
         self.names = guards.parameter_names(reference, method=kind is not None)
         self._warned: set[str] = set()
@@ -116,6 +126,9 @@ class _Site(NamedTuple):
 
     def described(self) -> ModuleSpec | None:
         return describe_module(self.module) if self.module is not None else None
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return module_tensors(self.module) if self.module is not None else _NOTHING
 
 
 class _Known(NamedTuple):
@@ -330,7 +343,7 @@ class Attachment:
 
     def _bind(self, key: tuple[Any, ...], site: _Site, tensors: Sequence[torch.Tensor]) -> BoundCall | Refusal:
         with self._lock:
-            circumstances = survey(site.module)
+            circumstances = survey(site.module, self._dispatch.held)
             known = [*tensors, *circumstances.tensors(vars(site.module) if site.module is not None else _NOTHING)]
             device = known[0].device if known else torch.device("cpu")
             reason = _unusable(known, device)
@@ -354,7 +367,7 @@ class Attachment:
             try:
                 facts = device_facts(device)
                 reason = place_reason(kernel, facts) or guards.refusal(
-                    kernel.entry, inputs, self._dispatch.names, training, site.described
+                    kernel.entry, inputs, self._dispatch.names, training, site.described, site.tensors
                 )
                 if not reason and isinstance(kernel, Configured):
                     return ConfiguredCall(kernel, circumstances, device)

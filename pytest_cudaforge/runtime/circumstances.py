@@ -7,7 +7,8 @@ entry held what.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -82,8 +83,11 @@ def tensor_in(slot: Slot, own: dict[str, Any]) -> torch.Tensor:
     return found
 
 
-def survey(module: torch.nn.Module | None) -> Circumstances:
-    """Everything :func:`describe_module` mentions of ``module``. A tensor of another type is left to the caller."""
+def survey(module: torch.nn.Module | None, held: Collection[str] = ()) -> Circumstances:
+    """Everything :func:`describe_module` mentions of ``module``. A tensor of another type is left to the caller.
+
+    ``held``: paths of tensors whose values count, too. Every in-place change outside ``.data`` is seen.
+    """
     if module is None:
         return Circumstances()
     walk = _Walk()
@@ -91,7 +95,10 @@ def survey(module: torch.nn.Module | None) -> Circumstances:
     own = vars(module)
     return Circumstances(
         own=tuple((name, value) for container, name, value in walk.probes if container is own),
-        probes=tuple(probe for probe in walk.probes if probe[0] is not own),
+        probes=(
+            *(probe for probe in walk.probes if probe[0] is not own),
+            *((_Values(module, slot), None, True) for slot in walk.slots if slot.path in held),
+        ),
         slots=tuple(slot._replace(container=None) if slot.container is own else slot for slot in walk.slots),
     )
 
@@ -168,6 +175,32 @@ class _Length:
 
     def __getitem__(self, _: None) -> int:
         return len(self._container)
+
+
+class _Values:
+    """Are a tensor's values as they were? Asked like an entry, which is True for as long as they are."""
+
+    def __init__(self, module: torch.nn.Module, slot: Slot) -> None:
+        # The module's own dict holds what holds this.
+        own = slot.container is vars(module)
+        self._container: Callable[[], Any] = _own_dict(module) if own else lambda: slot.container
+        self._name = slot.name
+        tensor = self._container()[self._name]
+        self._tensor, self._stamp = weakref.ref(tensor), _stamp_of(tensor)
+
+    def __getitem__(self, _: None) -> bool:
+        now: torch.Tensor = self._container()[self._name]
+        # One that counts no versions hides its changes.
+        return self._stamp is not None and now is self._tensor() and _stamp_of(now) == self._stamp
+
+
+def _own_dict(module: torch.nn.Module) -> Callable[[], dict[str, Any]]:
+    reference = weakref.ref(module)
+    return lambda: vars(reference())
+
+
+def _stamp_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    return None if tensor.is_inference() else (tensor.data_ptr(), tensor._version)
 
 
 def _snapshot(value: Any) -> Any:

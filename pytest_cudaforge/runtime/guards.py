@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.runtime.circumstances import same
 from pytest_cudaforge.runtime.manifest import Entry
 from pytest_cudaforge.runtime.signature import Leaf, ModuleSpec, attribute_in
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["named_paths", "parameter_names", "ranked", "refusal", "was_drawn"]
 
@@ -47,11 +50,12 @@ def refusal(
     names: Sequence[str],
     training: bool | None,
     describe: Callable[[], ModuleSpec | None] = lambda: None,
+    tensors: Callable[[], Mapping[str, torch.Tensor]] | None = None,
 ) -> str:
     """Why the entry's kernel stays out of this call; "" where it may be used.
 
-    ``training`` is the module's flag, None for a function; ``describe`` tells its attributes. Alignment is looked at
-    per call, not here.
+    ``training`` is the module's flag, None for a function; ``describe`` tells its attributes, ``tensors`` its tensors
+    by path, None where their values are not to be had. Alignment is looked at per call, not here.
     """
     if training is not None and training != (entry.mode == "train"):
         return f"verified in {entry.mode} mode, the module is in {'train' if training else 'eval'} mode"
@@ -60,10 +64,11 @@ def refusal(
     if reason:
         return reason
     reasons = []
+    # Values are looked at last: they may have to come from a device.
     for workload in entry.workloads:
         reason = _difference(entry, named_paths(workload.inputs, names), call)
         if not reason:
-            return ""
+            return _other_buffer(entry, tensors) if entry.buffers else ""
         reasons.append(reason)
     return reasons[0] if reasons else "no workload was verified"
 
@@ -78,6 +83,22 @@ def _other_attribute(entry: Entry, describe: Callable[[], ModuleSpec | None]) ->
             return f"verified with {path} = {_told(then)}, which this module does not have"
         if not same(now, then):
             return f"verified with {path} = {_told(then)}, this module has {_told(now)}"
+    return ""
+
+
+def _other_buffer(entry: Entry, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> str:
+    """The same of a buffer's values."""
+    if tensors is None:
+        return f"the values of {entry.buffers[0][0]} may be built in, and compiled code does not watch them"
+    # Not imported above: most entries need none of it.
+    from pytest_cudaforge.runtime.fingerprints import is_alike
+
+    found = tensors()
+    for path, then in entry.buffers:
+        if path not in found:
+            return f"verified with a buffer {path}, which this module does not have"
+        if not is_alike(found[path], then):
+            return f"verified with other values in {path}"
     return ""
 
 

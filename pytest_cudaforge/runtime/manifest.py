@@ -83,6 +83,8 @@ class Entry:
     variant: str = ""
     #: Path and value, as a ModuleSpec has them, of attributes that forward reads and the plan does not: built in.
     attributes: tuple[tuple[str, Any], ...] = ()
+    #: Path and fingerprint (runtime.fingerprints) of buffers of which the same is true.
+    buffers: tuple[tuple[str, tuple[str, str, tuple[float, ...]]], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str]:

@@ -15,6 +15,7 @@ from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.oracle_child import target_facts
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.runtime.fingerprints import is_alike
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,19 @@ class Scaled(nn.Module):
         return self.norm(x.to(self.dtype)) if self.training is False else x
 
 @forge_target(inputs=lambda: [torch.randn(4, 8)])
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(4, 8).tril())
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("unread", torch.zeros(3))
+        self.table, self.weight, self.norm = torch.arange(8.0), nn.Parameter(torch.ones(8)), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.norm(x * self.mask + self.table * self.weight)
+
+@forge_target(inputs=lambda: [torch.randn(4, 8)])
 def plain(x):
     return x * 2
 """
@@ -98,3 +112,13 @@ def test_facts_tell_values_but_not_of_what_changes(subjects: dict[str, Subject])
         "norm.normalized_shape": {"tuple": [8]},
     }
     assert target_facts(subjects["plain"]).attributes == ()
+
+
+def test_facts_tell_what_no_trial_changes_of_the_tensors_that_are_read(subjects: dict[str, Subject]) -> None:
+    """Neither what is drawn anew (weights, running statistics) nor what forward writes."""
+    masked = subjects["Masked"]
+    buffers = dict(target_facts(masked).buffers)
+    assert buffers.keys() == {"mask", "table"}
+    assert is_alike(torch.ones(4, 8).tril(), buffers["mask"]) and is_alike(torch.arange(8.0), buffers["table"])
+    assert masked.module is not None and masked.module.calls == 0
+    assert target_facts(subjects["Scaled"]).buffers == target_facts(subjects["plain"]).buffers == ()

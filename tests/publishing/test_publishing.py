@@ -68,6 +68,19 @@ def test_attributes_that_forward_reads_and_the_plan_does_not_are_kept(tmp_path: 
     assert item.entry.attributes == entry.attributes == read[1:]
 
 
+def test_buffers_that_forward_reads_and_the_plan_does_not_are_kept(tmp_path: Path) -> None:
+    plan = "def plan(module, x):\n    return empty(module.mask.shape[:1], x.dtype) if module.norm.table else x\n"
+    candidate = Candidate.of("cpp", {"kernel.cpp": "// fast\n", "plan.py": plan})
+    verdict = make_evaluation(candidate, Status.PASSED, 2.0)
+    trace = replace(winning_trace(), rounds=(replace(make_round(1), candidate=candidate, evaluation=verdict),))
+    target = make_target(tmp_path, "scale")
+    held = ("aa", "bb", (1.5, -2.0))
+    facts = replace(make_facts(target), buffers=(("mask", held), ("norm.table", held), ("window", held)))
+    item = publish(replace(trace, final=verdict), target, facts, tmp_path / "forged")
+    (entry,) = Manifest.load(tmp_path / "forged" / "manifest.json").entries
+    assert item.entry.buffers == entry.buffers == (("mask", held), ("window", held))
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 

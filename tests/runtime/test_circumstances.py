@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,40 @@ def test_the_tensors_are_those_a_plan_sees() -> None:
     assert {slot.path for slot in circumstances.slots} == set(module_tensors(module))
     by_path = dict(zip((slot.path for slot in circumstances.slots), circumstances.tensors(vars(module)), strict=True))
     assert all(by_path[path] is tensor for path, tensor in module_tensors(module).items())
+
+
+@pytest.mark.parametrize("path", ["steps", "table", "layers.0.weight", "parts.0"])
+def test_values_count_where_they_are_held(path: str) -> None:
+    module = Block()
+    free, held = survey(module), survey(module, {path})
+    assert held.hold(CPU, vars(module))
+    with torch.no_grad():
+        module_tensors(module)[path].add_(0)
+    assert free.hold(CPU, vars(module)) and not held.hold(CPU, vars(module))
+    again = survey(module, {path})
+    assert again.hold(CPU, vars(module))
+    module.steps, module.table, module.parts[0] = module.steps.clone(), module.table.clone(), torch.ones(2)
+    module.layers[0].weight = nn.Parameter(torch.ones(4, 4))
+    assert not again.hold(CPU, vars(module))
+
+
+def test_a_tensor_that_counts_no_versions_is_never_as_it_was() -> None:
+    module = Block()
+    with torch.inference_mode():
+        module.steps = torch.zeros(3)
+    assert survey(module).hold(CPU, vars(module)) and not survey(module, {"steps"}).hold(CPU, vars(module))
+
+
+def test_watching_values_keeps_no_module_alive() -> None:
+    module = Block()
+    module.watch = survey(module, {"steps", "table"})  # type: ignore[assignment]
+    gone = weakref.ref(module)
+    gc.disable()
+    try:
+        del module
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def _assign(name: str, value: Any) -> Callable[[Block], None]:

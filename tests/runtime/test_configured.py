@@ -50,14 +50,19 @@ def configured(root: Path, text: str = '{"cpp.threads": 1}') -> Repo:
     return repo
 
 
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled once for all tests here: they take longer than all the rest."""
+    return tmp_path_factory.mktemp("inductor")
+
+
 @pytest.fixture(autouse=True)
-def _fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fresh_compiler(headers: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch._inductor.config
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(headers))
     torch._dynamo.reset()
-    # Trying what the processor can do takes longer than all the rest.
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": False}):
+    with torch._inductor.config.patch({"fx_graph_cache": False}):
         yield
 
 

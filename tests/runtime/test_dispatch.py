@@ -31,6 +31,7 @@ from pytest_cudaforge.errors import ConfigError, UsageError
 from pytest_cudaforge.languages import load
 from pytest_cudaforge.records import Guard
 from pytest_cudaforge.runtime.dispatch import ForgeWarning, restore
+from pytest_cudaforge.runtime.fingerprints import fingerprint_of
 from pytest_cudaforge.runtime.manifest import Manifest
 
 pytestmark = pytest.mark.skipif(bool(load("cpp").availability()), reason=load("cpp").availability() or "g++ is here")
@@ -592,6 +593,71 @@ def test_a_value_that_may_be_built_in_holds(tmp_path: Path) -> None:
     model.__dict__["epsilon"] = 1e-6
     with pytest.raises(AttributeError, match="eps"):  # the reference's own
         model(X)
+
+
+TRIANGLE = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(4, 64)])
+class Triangle(nn.Module):
+    def __init__(self, diagonal=0):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(4, 64).tril(diagonal))
+
+    def forward(self, x):
+        return x * self.mask
+"""
+TRIANGLE_KERNEL = """
+extern "C" void triangle(const float* x, float* y, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r)
+    for (long long c = 0; c < cols; ++c) y[r * cols + c] = c > r ? 0 : 2 * x[r * cols + c];
+}
+"""
+TRIANGLE_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x):
+    y = empty(x.shape, x.dtype)
+    launch("triangle", args=(x, y, *module.mask.shape))
+    return y
+"""
+
+
+def test_a_mask_that_may_be_built_in_holds(tmp_path: Path) -> None:
+    repo = Repo(tmp_path, TRIANGLE)
+    mask = torch.ones(4, 64).tril()
+    held = (("mask", fingerprint_of(mask)),)
+    repo.forge("Triangle", TRIANGLE_KERNEL, TRIANGLE_PLAN, (torch.randn(4, 64),), buffers=held)
+    model, other = repo.module.Triangle().eval(), repo.module.Triangle(2).eval()
+    apply(model)
+    report = apply(other)
+    for _ in range(3):  # also by the short way
+        assert ran(model, X) == "kernel" and ran(other, X) == "reference"
+    assert reasons(report)[-1] == "verified with other values in mask"
+    model.mask[0, 5] = 1
+    assert ran(model, X) == "reference"
+    model.mask[0, 5] = 0
+    assert ran(model, X) == "kernel" and ran(model, X) == "kernel"
+    model.load_state_dict(other.state_dict())
+    assert ran(model, X) == "reference"
+    other.mask = mask.clone()
+    assert ran(other, X) == "kernel" and ran(copy.deepcopy(other), X) == "kernel"
+    with torch.inference_mode():
+        other.mask = mask.clone()
+    assert [ran(other, X) for _ in range(2)] == ["reference"] * 2
+
+
+def test_compiled_code_watches_no_values(tmp_path: Path) -> None:
+    repo = Repo(tmp_path, TRIANGLE)
+    held = (("mask", fingerprint_of(torch.ones(4, 64).tril())),)
+    repo.forge("Triangle", TRIANGLE_KERNEL, TRIANGLE_PLAN, (torch.randn(4, 64),), buffers=held)
+    model = repo.module.Triangle().eval()
+    report = apply(model)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(X), X * model.mask)
+    assert any("built in" in reason for found in report.compiled.values() for reason in found), report
 
 
 def test_weights_may_change_and_move(tmp_path: Path) -> None:
