@@ -1,3 +1,47 @@
-"""Shared by all tests: pytest's own plugin tester."""
+"""Shared by all tests: pytest's own plugin tester, and what its inner runs leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+from quietness import Quietness
 
 pytest_plugins = "pytester"
+
+_QUIETNESS = pytest.StashKey[Quietness]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Fixtures of every scope are set up in here."""
+    with _quietness(item.config).among_others():
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def quietness(pytestconfig: pytest.Config) -> Quietness:
+    return _quietness(pytestconfig)
+
+
+@pytest.fixture
+def quiet(quietness: Quietness) -> Iterator[None]:
+    """For a test that times something for real: the other workers of this run stand still meanwhile."""
+    with quietness.alone():
+        yield
+
+
+def _quietness(config: pytest.Config) -> Quietness:
+    if _QUIETNESS not in config.stash:
+        folder = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        under_xdist = hasattr(config, "workerinput")
+        config.stash[_QUIETNESS] = Quietness(folder.parent if under_xdist else folder)
+    return config.stash[_QUIETNESS]
+
+
+@pytest.fixture(autouse=True)
+def without_slow_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins of a development environment that cost an inner run a third of a second, and change nothing in it."""
+    if "pytester" in request.fixturenames:
+        request.getfixturevalue("pytester")  # it clears the options
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")

@@ -42,12 +42,6 @@ NEVER_IMPORTED = "raise SystemExit('this file was imported')\n"
 XDIST = pytest.mark.parametrize("xdist", [(), ("-n", "2")], ids=["alone", "xdist"])
 
 
-@pytest.fixture(autouse=True)
-def without_slow_plugins(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plugins of a development environment that cost an inner run a second each; after pytester cleared the options."""
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
-
-
 @pytest.fixture
 def repo(pytester: pytest.Pytester) -> pytest.Pytester:
     """A repo with targets in a package, its own tests, and files that must not be imported."""

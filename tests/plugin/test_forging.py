@@ -12,6 +12,7 @@ import fastjsonschema
 import forge_repo
 import pytest
 from forge_repo import pytest_in
+from quietness import Quietness
 
 from pytest_cudaforge.items import verdict_of
 from pytest_cudaforge.records import Outcome, Trace
@@ -19,10 +20,11 @@ from pytest_cudaforge.report import schema
 
 
 @pytest.fixture(scope="module")
-def forged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def forged(tmp_path_factory: pytest.TempPathFactory, quietness: Quietness) -> tuple[Path, str]:
     """A repo after one `pytest --forge`, and what that printed."""
     folder = forge_repo.write(tmp_path_factory.mktemp("forged"), raises=True)
-    return folder, forge_repo.forge(folder)
+    with quietness.alone():
+        return folder, forge_repo.forge(folder)
 
 
 @pytest.fixture

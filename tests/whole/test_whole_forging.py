@@ -10,15 +10,17 @@ from pathlib import Path
 import forge_repo
 import pytest
 from forge_repo import pytest_in
+from quietness import Quietness
 
 from pytest_cudaforge.runtime.manifest import Entry, Manifest
 
 
 @pytest.fixture(scope="module")
-def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forged(tmp_path_factory: pytest.TempPathFactory, quietness: Quietness) -> Path:
     """A repo after one `pytest --forge`."""
     folder = forge_repo.write(tmp_path_factory.mktemp("forged"))
-    forge_repo.forge(folder)
+    with quietness.alone():
+        forge_repo.forge(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Modules under the clock, and some whose extension is a real one of several functions: 20 s of g++, once for all."""
+"""Modules under the clock, and some whose extension is a real one: 20 s of g++ each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from known_ceilings import cache_with_ceilings
-from module_targets import EXTENSION, NORM_INIT, find, model, write_repo
+from module_targets import EXTENSION, HEAD, NORM_INIT, find, model, write_repo
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Evaluation, Status
@@ -95,11 +95,42 @@ def test_methods_and_submodules_of_an_extension_are_its_own_work(
     assert evaluation.work == ("kernel" if passed else "rewrite")
 
 
+_RAW = '''
+raw_source = """
+void twice_at(int64_t from, int64_t to, int64_t count) {
+  const float* x = reinterpret_cast<const float*>(from);
+  float* y = reinterpret_cast<float*>(to);
+  for (int64_t i = 0; i < count; ++i) y[i] = 2 * x[i];
+}
+"""
+raw = load_inline(name="raw", cpp_sources=raw_source, functions=["twice_at"])
+'''
+
+
+def test_a_function_of_addresses_does_its_own_work(strict: Evaluator, repo: Path) -> None:
+    body = "y = torch.empty_like(x)\nraw.twice_at(x.data_ptr(), y.data_ptr(), x.numel())\nreturn y"
+    evaluation = _evaluate(strict, repo, model(body, before=_RAW), "::twice")
+    assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+    assert evaluation.build is not None and not evaluation.build.cached and evaluation.build.seconds > 0
+
+
 def test_an_extension_may_be_built_in_the_first_call(strict: Evaluator, repo: Path) -> None:
     late = f"TEXT = {EXTENSION!r}\ncached = {{'load_inline': load_inline}}\n"
     forward = "if 'ext' not in cached:\n    exec(TEXT, cached)\nreturn cached['ext'].twice(x)"
     evaluation = _evaluate(strict, repo, model(forward, before=late), "::twice")
     assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+def test_a_build_error_shows_lines_of_the_candidates_source_only(strict: Evaluator, repo: Path) -> None:
+    broken = HEAD + EXTENSION.replace("return y;", 'return nonsense;\n#include "/etc/hostname"', 1)
+    candidate = Candidate.of("module", {"c.py": broken + "class ModelNew(nn.Module): ...\n"})
+    evaluation = _evaluate(strict, repo, candidate, "::twice")
+    assert evaluation.status is Status.BUILD_ERROR
+    assert evaluation.build is not None and "hostname: No such file" in evaluation.build.log
+    assert "main.cpp:" in evaluation.reason and "torch/" not in evaluation.build.log
+    again = _evaluate(strict, repo, candidate, "::twice")
+    assert again.reason == evaluation.reason and again.build is not None
+    assert again.build.seconds < evaluation.build.seconds  # failures are remembered
 
 
 def test_a_rewrite_in_torch_is_timed(lenient: Evaluator, repo: Path) -> None:

@@ -430,24 +430,6 @@ def test_answers_that_follow_from_state_are_timed_and_not_judged(evaluator: Eval
     assert evaluation.passed and evaluation.timing is not None, evaluation.reason
 
 
-def test_an_incumbent_is_timed_in_the_same_sitting(evaluator: Evaluator, repo: Path) -> None:
-    slow = norm(after="volatile float waste = 0; for (int i = 0; i < 1000000; ++i) waste = waste + 1;")
-    evaluation = evaluator.evaluate(norm(), find(repo, "::RMSNorm"), incumbent=slow)
-    assert evaluation.timing is not None, evaluation.reason
-    ratio = evaluation.timing.vs_incumbent
-    assert ratio is not None and ratio.low <= ratio.speedup <= ratio.high
-    (timed,) = evaluation.timing.workloads
-    assert timed.incumbent is not None and timed.incumbent.median_ns > 3e5
-    assert from_json(Evaluation, to_json(evaluation)) == evaluation
-
-
-def test_an_incumbent_that_cannot_be_built_again_is_left_out_and_said_so(evaluator: Evaluator, repo: Path) -> None:
-    evaluation = evaluator.evaluate(norm(), find(repo, "::RMSNorm"), incumbent=norm(after="nonsense"))
-    assert evaluation.timing is not None, evaluation.reason
-    assert evaluation.timing.vs_incumbent is None
-    assert "the incumbent could not be built again" in evaluation.timing.note
-
-
 def test_a_profile_of_what_passed(evaluator: Evaluator, repo: Path) -> None:
     profile = evaluator.profile(norm(), find(repo, "::RMSNorm"))
     assert profile.candidate == norm().digest
