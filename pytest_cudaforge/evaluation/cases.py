@@ -47,7 +47,8 @@ class Trial:
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
     a few elements of theirs and of the parameters, which change places. ``room``: on a GPU that is busy but for one
-    multiprocessor (0), or so many threads of it.
+    multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its turns. ``late``: a GPU
+    writes the inputs of a module only after forward was called, in the stream of the caller.
     """
 
     name: str
@@ -60,15 +61,14 @@ class Trial:
     renewed: bool = False
     exchanged: bool = False
     room: int | None = None
+    at_work: bool = False
+    late: bool = False
 
 
-def contract_trials(
-    workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5, weighted: bool = False
-) -> tuple[Trial, ...]:
+def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:
     """The contract trials of one workload. Seeds are secret and fresh: call it after the candidate is fixed.
 
     ``families``: the redraws that keep the inputs' meaning, those first that show most (the oracle knows them).
-    ``weighted``: there are parameters, whose elements may be exchanged as well as the inputs'.
     """
     big = workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
     cases: list[tuple[str, TrialCase]] = [("drawn", TrialCase(secrets.randbits(62)))]
@@ -92,8 +92,7 @@ def contract_trials(
         Trial("after many calls", late, _NEW_FRAME, poison, True, calls, before),
         Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
     ]
-    if families or weighted:  # else all there is has a structure that the exchange might break
-        last.append(replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True))
+    last.append(replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True))
     return (*found, *last)
 
 

@@ -11,24 +11,45 @@ Values in [0, 1] that show no other structure count as generic where the referen
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    *("FAMILIES", "Structure", "exchange_weights", "exchanged", "families_of", "redraw", "rerandomise"),
-    *("structure_of", "structures_of", "unravelled"),
+    *(
+        "FAMILIES",
+        "Structure",
+        "exchange_weights",
+        "exchangeable",
+        "exchanged",
+        "exchanged_integers",
+        "families_of",
+        "ordered_values",
+        "redraw",
+        "rerandomise",
+    ),
+    *("structure_of", "structures_of", "unravelled", "with_values_of"),
 ]
 
 #: Pairs of elements that change places where only few of them shall.
 EXCHANGES = 4
+#: Integers of so few elements may be sizes, lengths or choices.
+_LEAST_EXCHANGED = 32
+#: Pairs of them: answers that count or add up take some changes for none.
+_EXCHANGED_INTEGERS = 16
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+#: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
+_LOG_VARIANCES = (-2.0, 2.0)
 
 #: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
 Structure = Literal["generic", "unit", "drawn"]
 
-FAMILIES = ("normal", "uniform", "shifted", "lowered", "large", "sparse", "tails", "integer", "faint", "small", "peaks")
+FAMILIES = (
+    *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
+    *("tails", "integer", "faint", "small", "peaks", "edges"),
+)
 
 _SAMPLE = 1 << 21
 #: Leading entries of the other dimensions looked at where a structure lies along one, and elements in all.
@@ -52,7 +73,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     value, which show a maximum that starts at 0; sparse is for terms left out by a sample; tails reaches where
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
-    references that take no such; peaks, for half types alone, overflow them where they are squared or added up.
+    references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
+    for answers that are integers, has values that are those of a sorted tensor beside it: which side is it?
     """
     if "generic" in structures:
         return (
@@ -67,6 +89,7 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
             "normal",
             "uniform",
             "peaks",
+            "edges",
         )
     return ("shifted", "sparse") if "unit" in structures else ()
 
@@ -193,6 +216,8 @@ _SMALL = {False: (1e-9, 1e-4, 1e-3, 1e-5, 1e-6, 1e-2), True: (1e-4, 1e-3, 1e-2)}
 _FAINT_SHARE = 6
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
+#: How many of the elements of "edges" are another tensor's.
+_EDGES_SHARE = 1 / 16
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
 _SPREAD = {False: (100.0, 300.0), True: (8.0, 8.0)}
 
@@ -224,7 +249,9 @@ def _generic(
         return values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
     if family in ("faint", "small"):
         sizes = _FAINT if family == "faint" else _SMALL[dtype == torch.float16]
-        return values.mul_(_faintness(values, scale, sizes, generator, common or generator))
+        values.mul_(_faintness(values, scale, sizes, generator, common or generator))
+        # Of a sum of minus zeros the sign is that of whatever it is begun with; "tails" has them one by one.
+        return values.add_(0.0)
     if family == "tails":
         return _with_zeros(values.mul_(_TAILS / scale), generator)
     if family == "sparse":
@@ -232,6 +259,24 @@ def _generic(
         small = torch.empty_like(values).uniform_(generator=generator) > 0.1
         return values.mul_(torch.where(small, 0.1, 1.0))
     return values
+
+
+def ordered_values(tensors: Iterable[Any]) -> list[Tensor]:
+    """Those of ``tensors`` that are floating, finite and sorted: the edges of buckets, the nodes of a table."""
+    found = (tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_floating_point())
+    return [tensor for tensor in found if _ordered(tensor) and bool(tensor.isfinite().all())]
+
+
+def with_values_of(leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """``leaf`` with some of its elements exchanged for elements of ``others`` of its dtype; itself where none is."""
+    pools = [other.detach().flatten() for other in others if other.dtype == leaf.dtype]
+    if not pools or not leaf.numel():
+        return leaf
+    pool = torch.cat(pools)
+    places = torch.randint(len(pool), leaf.shape, generator=generator, device=leaf.device)
+    chosen = torch.rand(leaf.shape, generator=generator, device=leaf.device) < _EDGES_SHARE
+    changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return changed.copy_(torch.where(chosen, pool[places], leaf))
 
 
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -287,7 +332,7 @@ def rerandomise(module: torch.nn.Module, seed: int) -> None:
         if name.endswith("running_mean"):
             buffer.normal_(generator=generator).mul_(0.5)
         elif name.endswith("running_var"):
-            buffer.uniform_(0.5, 1.5, generator=generator)
+            buffer.uniform_(*_LOG_VARIANCES, generator=generator).exp_()
 
 
 def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator) -> None:
@@ -319,6 +364,36 @@ def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] =
         if int((old.float() == 0).sum()) in (0, old.numel()):
             with torch.no_grad():
                 parameter.copy_(exchanged(old, generator))
+
+
+def exchangeable(leaf: Tensor) -> bool:
+    """Whether numbers of ``leaf`` may change places: integers that follow no order along any dimension."""
+    if leaf.dtype not in _INTEGERS or leaf.numel() < _LEAST_EXCHANGED:
+        return False
+    for dim in range(leaf.dim()):
+        if leaf.shape[dim] > 1:
+            steps = leaf.diff(dim=dim)
+            if bool((steps >= 0).all(dim).any()) or bool((steps <= 0).all(dim).any()):
+                return False
+    return True
+
+
+def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    """``leaf`` with a few pairs of numbers exchanged, those of a pair in one row where no row has a number twice; the
+    commonest number, which may be padding, stays where it is."""
+    changed = leaf.clone()
+    rows = changed.reshape(-1, leaf.shape[-1])
+    once = bool((rows.sort(-1).values.diff(dim=-1) != 0).all())
+    places = (rows != rows.flatten().mode().values).nonzero().cpu()
+    if len(places) < 2:
+        return leaf
+    for _ in range(_EXCHANGED_INTEGERS):
+        first = places[int(torch.randint(len(places), (1,), generator=generator))]
+        others = places[places[:, 0] == first[0]] if once else places
+        other = others[int(torch.randint(len(others), (1,), generator=generator))]
+        one, two = tuple(first.tolist()), tuple(other.tolist())
+        rows[one], rows[two] = rows[two].clone(), rows[one].clone()
+    return rows.reshape(leaf.shape)
 
 
 def exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:

@@ -25,15 +25,18 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import DeviceError, TargetError
+from pytest_cudaforge.evaluation.decisions import DecidingMode, MarginMode, decided_by_rounding, exact
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
     Structure,
     exchange_weights,
     families_of,
+    ordered_values,
     redraw,
     rerandomise,
     structures_of,
+    with_values_of,
 )
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.signature import (
@@ -124,6 +127,7 @@ class Subject:
         self._structures: dict[str, dict[str, Structure]] = {}
         self._families: dict[str, dict[str, bool]] = {}
         self._nonfinites: dict[str, int] = {}
+        self._drawn_edges: dict[str, int] = {}
         self._mutates: dict[str, frozenset[str]] = {}
         self._follows: dict[str, bool] = {}
 
@@ -195,6 +199,15 @@ class Subject:
             yield
         finally:
             self.restore()
+
+    def never_redrawn(self) -> frozenset[str]:
+        """Paths of the module's tensors, parameters aside, that are as constructed in every trial."""
+        if self.module is None:
+            return frozenset()
+        with self.as_constructed():
+            self.set_weights(1)
+            kept = {path for path, tensor in self.state().items() if _same_values(tensor, self._constructed[path])}
+        return frozenset(kept - {path for path, _ in self.module.named_parameters(remove_duplicate=False)})
 
     # -- what its inputs are like
 
@@ -270,7 +283,8 @@ class Subject:
             if family == "small" and "faint" in taken:
                 continue
             if family not in known:
-                known[family] = self._takes(workload, family, structures)
+                takes = self._takes_edges if family == "edges" else self._takes
+                known[family] = takes(workload, family, structures)
             taken += [family] if known[family] else []
         return tuple(taken)
 
@@ -278,21 +292,82 @@ class Subject:
         """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?
 
         Few different values tie, and then either of two places of a maximum is right: not for outputs that would be
-        compared as integers. Small ones do where rounding takes their differences, and then fp64 answers otherwise.
+        compared as integers, unless each of these tells of one element, by numbers that nobody has rounded. Small ones
+        tie where rounding takes their differences, and then fp64 answers otherwise. Where such values meet the limit of
+        a comparison as no drawn ones do, rounding decides.
         """
         limit = self._nonfinite_as_drawn(workload)
         leaves, tree = flatten_call(*self.draw(workload, 1))
-        redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
+        generator = torch.Generator(device=self.device).manual_seed(1)
+        self._redraw_leaves(leaves, structures, family, generator)
         try:
             outputs = self._outputs(*unflatten_call(tree, leaves))
             if _nonfinite(outputs) > limit:
                 return False
-            breaks = (family in TYING or family == "small") and self._breaks_ties(outputs)
-            return not breaks or (family == "small" and self._keeps_order(outputs, leaves, tree))
+            if not (family in TYING or family == "small"):
+                return True
+            if not self._breaks_ties(outputs):
+                return self._rounded_edges(leaves, tree) <= self._edges_as_drawn(workload)
+            if family == "integer":
+                return self._tells_each(structures, leaves, tree, outputs) and self._decides_exactly(leaves, tree)
+            return family == "small" and self._keeps_order(outputs, leaves, tree)
         except TargetError as error:
             if is_fatal(error):
                 raise
             return False
+
+    def _takes_edges(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Are there edges, and whole numbers that tell element by element on which side of them the inputs lie? A place
+        in a tensor is no such number: of two equal values either may be the largest."""
+        leaves, tree = flatten_call(*self.draw(workload, 1))
+        if not self._edges(leaves):
+            return False
+        outputs = self._outputs(*unflatten_call(tree, leaves))
+        return self._tells_each(structures, leaves, tree, outputs) and self._takes(workload, family, structures)
+
+    def _tells_each(
+        self, structures: Mapping[str, Structure], leaves: Mapping[str, Any], tree: Any, outputs: Mapping[str, Any]
+    ) -> bool:
+        """Are there whole numbers among ``outputs``, and does each follow from the inputs' elements at its place? They
+        have to stay where half of the other elements change."""
+        whole = {path: value for path, value in outputs.items() if value.dtype in _WHOLE}
+        changing = [path for path, kind in structures.items() if kind == "generic"]
+        shapes = {leaves[path].shape for path in changing}
+        if not whole or any(value.shape not in shapes for value in whole.values()):
+            return False
+        generator, mixed = torch.Generator(device=self.device).manual_seed(2), dict(leaves)
+        kept = {shape: torch.rand(shape, generator=generator, device=self.device) < 0.5 for shape in shapes}
+        for path in changing:
+            drawn = leaves[path]
+            mixed[path] = torch.where(kept[drawn.shape], drawn, redraw("normal", drawn, "generic", generator))
+        found = self._outputs(*unflatten_call(tree, mixed))
+        return all(_same_values(found[path][kept[v.shape]], v[kept[v.shape]]) for path, v in whole.items())
+
+    def _decides_exactly(self, leaves: Mapping[str, Any], tree: Any) -> bool:
+        """Does the reference round, compare and cast numbers alone that are the same in fp64?"""
+        found, wide = DecidingMode(), DecidingMode()
+        with found:
+            self._outputs(*unflatten_call(tree, leaves))
+        return self._in_fp64(leaves, tree, wide) is not None and exact(found.found, wide.found)
+
+    def _rounded_edges(self, leaves: Mapping[str, Any], tree: Any) -> int:
+        """How often does rounding decide which branch the reference takes, or what comes first? What it masks or picks
+        there is its own; other sums, as good, go the other way."""
+        found, wide = MarginMode(), MarginMode()
+        with found:
+            self._outputs(*unflatten_call(tree, leaves))
+        if not found.found or self._in_fp64(leaves, tree, wide) is None:
+            return 0
+        return decided_by_rounding(found.found, wide.found)
+
+    def _edges_as_drawn(self, workload: str) -> int:
+        if workload not in self._drawn_edges:
+            self._drawn_edges[workload] = self._rounded_edges(*flatten_call(*self.draw(workload, 1)))
+        return self._drawn_edges[workload]
+
+    def _edges(self, leaves: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The sorted tensors among a call's inputs and the module's own."""
+        return ordered_values([*leaves.values(), *self.state().values()])
 
     def _has_halves(self, workload: str) -> bool:
         leaves, _ = flatten_call(*self.draw(workload, 1))
@@ -317,21 +392,41 @@ class Subject:
 
     def _keeps_order(self, outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, Any], tree: Any) -> bool:
         """Are the integers among ``outputs`` those that fp64 gives, but for what falls upon a rounding's edge?"""
+        wide = self._in_fp64(leaves, tree)
+        if wide is None:
+            return False
+        whole = [(value, wide[path]) for path, value in outputs.items() if value.dtype in _WHOLE]
+        return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
+
+    def _in_fp64(
+        self, leaves: Mapping[str, Any], tree: Any, watch: DecidingMode | MarginMode | None = None
+    ) -> Mapping[str, Any] | None:
+        """What the reference returns in fp64, ``watch`` looking on; None where there is no memory for it."""
         wide = {path: widened(leaf) for path, leaf in leaves.items()}
         mode = Fp64Mode(declared_dtype(leaves, self.state()))
         try:
-            with self.as_constructed(), mode, declared_limits(mode.declared):
-                exact, _ = flatten_output(self.run(self.wide(), *unflatten_call(tree, wide)))
+            with self.as_constructed():
+                function = self.wide()  # copied before the mode rewrites what copying does
+                with watch or contextlib.nullcontext(), mode, declared_limits(mode.declared):
+                    found, _ = flatten_output(self.run(function, *unflatten_call(tree, wide)))
         except torch.OutOfMemoryError:
-            return False
-        whole = [(value, exact[path]) for path, value in outputs.items() if value.dtype in _WHOLE]
-        return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
+            return None
+        return found
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
         if family != "drawn":
             generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)
-            redraw_leaves(leaves, self.structures(workload), family, generator)
+            self._redraw_leaves(leaves, self.structures(workload), family, generator)
+
+    def _redraw_leaves(
+        self, leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
+    ) -> None:
+        edges = self._edges(leaves) if family == "edges" else []
+        redraw_leaves(leaves, structures, family, generator)
+        for path, leaf in leaves.items() if edges else ():
+            if structures.get(path) == "generic":
+                leaves[path] = with_values_of(leaf, edges, generator)
 
     def mutates(self, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that forward writes, found by running it once."""

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_cudaforge.evaluation.cases import call_layout, contract_trials, output_leaves
 from pytest_cudaforge.evaluation.contract import compare_structure, label_of, status_of
-from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View
+from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View, overlap
 from pytest_cudaforge.records import Mismatch, Status, WorkloadFacts
 
 FAMILIES = ("shifted", "large", "integer", "sparse", "normal", "uniform")
@@ -42,7 +42,7 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
 
 def test_seeds_are_fresh_every_time() -> None:
     first, second = (contract_trials(WORKLOAD, ()) for _ in range(2))
-    assert len(first) == 8
+    assert len(first) == 9
     assert not {t.case.seed for t in first} & {t.case.seed for t in second}
 
 
@@ -63,14 +63,9 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
     assert len(orders) > 1
 
 
-@pytest.mark.parametrize(
-    ("families", "weighted", "exchanged"), [((), False, False), ((), True, True), (FAMILIES, False, True)]
-)
-def test_elements_are_exchanged_where_inputs_or_weights_may_be(
-    families: tuple[str, ...], weighted: bool, exchanged: bool
-) -> None:
-    trials = contract_trials(WORKLOAD, families, weighted=weighted)
-    assert trials[-1].exchanged is exchanged
+def test_elements_are_exchanged_in_the_last_trial() -> None:
+    trials = contract_trials(WORKLOAD, ())
+    assert trials[-1].exchanged
     assert not any(trial.exchanged for trial in trials[:-1])
 
 
@@ -200,6 +195,7 @@ def test_memory_errors_outrank_the_numbers_they_spoil() -> None:
 
 
 _VIEW = View(2, (4, 8), (8, 1))
+_PAIR = {"tuple": [{"leaf": "out.0"}, {"leaf": "out.1"}]}
 _TREE = {"tuple": [{"leaf": "out.0"}, {"list": [{"leaf": "out.1.0"}]}, {"dict": [[0, {"leaf": "out.2.0"}]]}]}
 
 
@@ -215,6 +211,31 @@ _TREE = {"tuple": [{"leaf": "out.0"}, {"list": [{"leaf": "out.1.0"}]}, {"dict": 
 )
 def test_answers_come_in_the_containers_of_the_reference(outputs: object, wrong: str) -> None:
     leaves = (("out.0", SPEC), ("out.1.0", SPEC), ("out.2.0", SPEC))
-    workload = dataclasses.replace(WORKLOAD, outputs=leaves, output_tree=_TREE)
+    workload = dataclasses.replace(WORKLOAD, outputs=leaves, output_tree=_TREE, shared=("out.1.0", "out.2.0"))
     mismatches = compare_structure(_plan(outputs), workload)
     assert [m.detail for m in mismatches] == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        (View(2, (4,), (1,)), View(2, (4,), (1,), 4), False),
+        (View(2, (4,), (1,)), View(2, (4,), (1,), 3), True),
+        (View(2, (4,), (1,)), View(3, (4,), (1,)), False),
+        (View(2, (8,), (2,)), View(2, (8,), (2,), 1), False),  # every other element
+        (View(2, (64, 100), (300, 1)), View(2, (64, 100), (300, 1), 100), False),  # parts of a packed answer
+        (View(2, (64, 100), (300, 1)), View(2, (64, 100), (300, 1), 99), True),
+        (View(2, (64, 100), (1, 64)), View(2, (), (), 640), True),
+        (View(2, (0, 100), (100, 1)), View(2, (4,), (1,)), False),
+        (View(2, (5000, 900), (900, 1)), View(2, (5000, 900), (900, 1), 1), True),
+    ],
+)
+def test_windows_that_share_an_element(one: View, other: View, shared: bool) -> None:
+    assert overlap(one, other) is shared and overlap(other, one) is shared
+
+
+def test_answers_lie_apart_where_the_references_do() -> None:
+    two = dataclasses.replace(WORKLOAD, outputs=(("out.0", SPEC), ("out.1", SPEC)), output_tree=_PAIR)
+    (found,) = compare_structure(_plan((_VIEW, _VIEW)), two)
+    assert (found.output, found.kind) == ("out.1", "structure") and "shares memory with out.0" in found.detail
+    assert not compare_structure(_plan((_VIEW, _VIEW)), dataclasses.replace(two, shared=("out.1",)))

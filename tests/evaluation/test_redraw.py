@@ -9,7 +9,18 @@ import torch
 from torch import nn
 
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
-from pytest_cudaforge.evaluation.redraw import FAMILIES, Structure, exchange_weights, redraw, rerandomise, structure_of
+from pytest_cudaforge.evaluation.redraw import (
+    FAMILIES,
+    Structure,
+    exchange_weights,
+    exchangeable,
+    exchanged_integers,
+    ordered_values,
+    redraw,
+    rerandomise,
+    structure_of,
+    with_values_of,
+)
 from pytest_cudaforge.evaluation.subject import redraw_leaves
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 
@@ -198,6 +209,17 @@ def test_half_of_the_faint_entries_are_faint_in_all_inputs_of_a_call() -> None:
     assert int(((sizes[0] > 0) & (sizes[0] < 5e-9)).sum()) == 1
 
 
+def test_values_of_sorted_tensors_lie_in_the_others() -> None:
+    x, edges = torch.randn(32, 6, 40).transpose(1, 2), torch.randn(31).sort().values
+    found = ordered_values([x, edges, torch.arange(9), torch.full((9,), float("inf")), 3, torch.randn(30)])
+    assert len(found) == 1 and found[0] is edges
+    mixed = with_values_of(x, [edges, torch.arange(9.0).double()], torch.Generator().manual_seed(1))
+    changed = mixed != x
+    assert mixed.stride() == x.stride() and bool(torch.isin(mixed[changed], edges).all())
+    assert 0.04 < float(changed.float().mean()) < 0.09
+    assert with_values_of(x.half(), [edges], torch.Generator()).equal(x.half())
+
+
 def _rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
@@ -228,3 +250,42 @@ def test_a_few_elements_of_weights_change_places() -> None:
     assert set(changed.values()) == {0}
     assert torch.equal(net.plain.flatten().sort().values, before["plain"].flatten().sort().values)
     assert net.tied is net.plain
+
+
+def test_integers_in_no_order_change_places() -> None:
+    ids = torch.randint(0, 50, (20, 30))
+    ids[:, 25:] = 0  # padding
+    seven = torch.where(ids == 7, 0, ids)
+    assert exchangeable(torch.randint(0, 50, (20, 30)))
+    changed = exchanged_integers(seven, torch.Generator().manual_seed(3))
+    assert 0 < int((changed != seven).sum()) <= 32
+    assert torch.equal(changed.flatten().sort().values, seven.flatten().sort().values)
+    assert bool((changed[:, 25:] == 0).all())
+
+
+def test_rows_without_a_number_twice_stay_so() -> None:
+    orders = torch.rand(20, 30).argsort(-1)
+    changed = exchanged_integers(orders, torch.Generator().manual_seed(3))
+    assert not torch.equal(changed, orders) and torch.equal(changed.sort(-1).values, orders.sort(-1).values)
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        torch.arange(400).reshape(20, 20),
+        torch.randint(0, 99, (400,)).sort().values,
+        torch.stack([torch.randint(0, 99, (200,)).sort().values, torch.randint(0, 99, (200,))]),  # a graph's edges
+        torch.randint(0, 99, (1, 20)).expand(20, 20),  # positions of a batch
+        torch.randint(0, 99, (7,)),
+        torch.randint(0, 2, (400,)).bool(),
+        torch.randn(400),
+    ],
+)
+def test_what_has_an_order_keeps_it(ordered: torch.Tensor) -> None:
+    assert not exchangeable(ordered)
+
+
+def test_running_variances_are_large_and_small() -> None:
+    norm = nn.BatchNorm1d(400)
+    rerandomise(norm, 3)
+    assert 0.13 < float(norm.running_var.min()) < 0.2 and 5 < float(norm.running_var.max()) < 7.5

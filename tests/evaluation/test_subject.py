@@ -69,6 +69,16 @@ def naive_softmax(x):
     e = x.exp()
     return e / e.sum(-1, keepdim=True)
 
+@forge_target(inputs=lambda: [torch.randn(40, 200)])
+def nucleus(x):
+    p, places = x.softmax(-1).sort(-1, descending=True)
+    gone = p.cumsum(-1) - p > 0.9
+    return x.masked_fill(torch.zeros_like(gone).scatter(1, places, gone), 0.0)
+
+@forge_target(inputs=lambda: [torch.randn(40, 200)])
+def leaky(x):
+    return torch.where(x.sum(-1, keepdim=True) > 0, x, x * 0.1)
+
 @forge_target(inputs=lambda: [torch.randn(8, 32)])
 def stable_softmax(x):
     return x.softmax(-1)
@@ -111,6 +121,42 @@ def declared_indices(x):
 def restricted(x):
     return x * 2
 
+@forge_target(inputs=lambda: [torch.randn(40, 32)])
+def sixteenths(x):
+    return torch.round(x * 16).clamp(-128, 127).to(torch.int8)
+
+@forge_target(inputs=lambda: [torch.randn(40, 32)])
+def thirds(x):
+    return torch.floor(x / 0.3).to(torch.int32)
+
+@forge_target(inputs=lambda: [torch.randn(40, 32)])
+def above_their_mean(x):
+    return (x > x.mean()).int()
+
+def _beside_edges():
+    return [torch.randn(24, 32), torch.randn(31).sort().values]
+
+@forge_target(inputs=_beside_edges)
+def buckets(x, edges):
+    return torch.bucketize(x, edges)
+
+@forge_target(inputs=_beside_edges)
+def order_beside_edges(x, edges):
+    return x.argsort(-1)
+
+@forge_target(inputs=_beside_edges)
+def counts_beside_edges(x, edges):
+    return torch.bucketize(x, edges).sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(24, 32)])
+class Binned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.linspace(-2, 2, 17))
+
+    def forward(self, x):
+        return torch.bucketize(x, self.edges), x * 2
+
 @forge_target(inputs=lambda: {"x": torch.randn(8, 4), "many": [torch.rand(4), {"deep": torch.rand(4)}]})
 def nested(x, many):
     return x * many[0] * many[1]["deep"]
@@ -136,6 +182,9 @@ EXPECTED = {
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
     "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
     "stable_softmax": ({"0": "generic"}, GENERIC),
+    # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
+    "nucleus": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform")),
+    "leaky": ({"0": "generic"}, GENERIC),
     "half_softmax": ({"0": "generic"}, (*GENERIC, "peaks")),
     # It overflows itself.
     "half_square": ({"0": "generic"}, GENERIC),
@@ -148,6 +197,15 @@ EXPECTED = {
     # Rows without any length are NaN.
     "unit_rows": ({"0": "generic"}, (*GENERIC[:6], "small", *GENERIC[7:])),
     "declared_indices": ({"0": "generic"}, GENERIC),
+    # Halves are halves in any order of operations where none of them rounds.
+    "sixteenths": ({"0": "generic"}, (*GENERIC[:6], "small", "normal", "uniform")),
+    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    # A place is no side: of two equal values either may come first.
+    "buckets": ({"0": "generic", "1": "drawn"}, (*GENERIC[:6], "small", "normal", "uniform", "edges")),
+    "order_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform")),
+    "counts_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform")),
+    "Binned": ({"0": "generic"}, (*GENERIC[:6], "small", "normal", "uniform", "edges")),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, GENERIC),
     "any_number": ({"0": "generic", "1": "generic", "2": "generic"}, GENERIC),

@@ -1,0 +1,106 @@
+"""Where a reference turns numbers into whole ones, or into yes and no: is what it decides on exact? In the oracle's
+process only.
+
+A value that lies on the very edge (a half that is rounded) goes the reference's way in every honest kernel only where
+nothing was rounded before: 0.75 / 0.3 is 2.5 or a little less, as one divides or multiplies. So the operators that
+decide are watched, in the reference's precision and in fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_cudaforge.evaluation.undisabled import undisabled
+
+__all__ = ["DecidingMode", "MarginMode", "decided_by_rounding", "exact"]
+
+_DECIDE = frozenset(
+    [
+        *("round", "floor", "ceil", "trunc", "fix", "frac", "sign", "sgn", "heaviside", "floor_divide", "remainder"),
+        *("fmod", "gt", "lt", "ge", "le", "eq", "ne", "bucketize", "searchsorted", "_to_copy", "copy"),
+    ]
+)
+
+
+@undisabled
+class DecidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the floating numbers that operators decide on, in the order they run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Before it runs: what works in place leaves nothing to look at.
+        decides = func.overloadpacket.__name__.rstrip("_") in _DECIDE or str(func) == "aten.div.Tensor_mode"
+        given = [_kept(a) for a in args if decides and isinstance(a, Tensor) and a.is_floating_point()]
+        result = func(*args, **(kwargs or {}))
+        results = result if isinstance(result, (tuple, list)) else [result]
+        casts = "copy" in func.overloadpacket.__name__
+        if not casts or not any(isinstance(value, Tensor) and value.is_floating_point() for value in results):
+            self.found += given
+        return result
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float64, copy=True)
+
+
+def exact(found: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
+    """Are the numbers in ``found`` those that fp64 has in ``wide``, each of them?"""
+    pairs = zip(found, wide, strict=False)
+    return len(found) == len(wide) and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+#: Comparisons, and orders: what two honest kernels may answer differently where rounding took the difference.
+_COMPARE, _ORDER = frozenset({"gt", "lt", "ge", "le"}), frozenset({"sort", "topk"})
+#: In units of the roundoff, and of the reference's own error: how far apart two honest kernels' numbers may lie.
+_NEAR, _ERRORS = 64.0, 8.0
+
+
+@undisabled
+class MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the two sides of each comparison of floating numbers, and the neighbours in each order, as they run; with
+    the roundoff of their dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[Tensor, Tensor, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, given = func.overloadpacket.__name__.rstrip("_"), args[0] if args else None
+        if isinstance(given, Tensor) and given.is_floating_point():
+            roundoff = torch.finfo(given.dtype).eps
+            if name in _COMPARE:
+                other = torch.as_tensor(args[1], device=given.device)
+                self.found.append((_kept(given), _kept(other), roundoff))
+            elif name in _ORDER and given.dim():
+                ordered = _ordered(given, name, args, kwargs or {})
+                self.found.append((ordered[..., :-1], ordered[..., 1:], roundoff))
+        return func(*args, **(kwargs or {}))
+
+
+def _ordered(given: Tensor, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    place = 1 if name == "sort" else 2
+    dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+    return _kept(given).movedim(dim, -1).sort(dim=-1).values
+
+
+def decided_by_rounding(
+    found: Sequence[tuple[Tensor, Tensor, float]], wide: Sequence[tuple[Tensor, Tensor, float]]
+) -> int:
+    """How many of the decisions in ``found`` are on numbers that were rounded, and so near each other that rounding
+    decided. ``wide``: the same of a run in fp64; where that decided on something else, nothing is known: 0."""
+    if [left.shape for left, _, _ in found] != [left.shape for left, _, _ in wide]:
+        return 0
+    count = 0
+    for (left, right, roundoff), (true_left, true_right, _) in zip(found, wide, strict=True):
+        errors = (left - true_left).abs() + (right - true_right).abs()
+        reach = torch.maximum(_ERRORS * errors, _NEAR * roundoff * (left.abs() + right.abs()))
+        count += int(((errors > 0) & ((left - right).abs() <= reach)).sum())
+    return count
