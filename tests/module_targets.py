@@ -62,6 +62,11 @@ def pair(x, low):
 
 
 @forge_target(inputs=lambda: [torch.randn(8, 64)])
+def single_and_double(x):
+    return x.clone(), x * 2
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
 def twice(x):
     return x * 2
 

@@ -35,7 +35,7 @@ from pytest_cudaforge.evaluation.precision import (
     precision_flags,
     widened,
 )
-from pytest_cudaforge.evaluation.redraw import exchanged, unravelled
+from pytest_cudaforge.evaluation.redraw import exchangeable, exchanged, exchanged_integers, unravelled
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
@@ -268,15 +268,16 @@ class Bench:
         self._synchronise()
 
     def exchange(self, frame: int, seed: int) -> None:
-        """A few elements of each parameter, and of each input that may be redrawn, change places, and nothing else:
-        sums, extremes and all but a few samples of it stay as they were, and outputs keep what the last call left."""
+        """A few elements of each parameter, and of each input that may be redrawn or holds integers in no order, change
+        places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and outputs keep
+        what the last call left."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
         structures = self.subject.structures(self.workload)
         self._expected, target.held = None, {}
         target.inputs = {
-            path: exchanged(leaf, generator) if structures.get(path, "drawn") != "drawn" else leaf
+            path: _exchanged(leaf, generator, free=structures.get(path, "drawn") != "drawn")
             for path, leaf in target.inputs.items()
         }
         weights = None if target.case.weights_seed is None else seed
@@ -762,6 +763,13 @@ def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages and value.numel():
             found[path] = storages[value.untyped_storage().data_ptr()]
     return found
+
+
+def _exchanged(leaf: Any, generator: torch.Generator, *, free: bool) -> Any:
+    """``leaf`` with a few elements exchanged where it is ``free`` to be redrawn, or holds integers in no order."""
+    if free:
+        return exchanged(leaf, generator)
+    return exchanged_integers(leaf, generator) if isinstance(leaf, Tensor) and exchangeable(leaf) else leaf
 
 
 def _touched(leaf: Any, generator: torch.Generator) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_cudaforge.evaluation.cases import tree_leaves
-from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View
+from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View, overlap
 from pytest_cudaforge.records import Mismatch, Status, Work, WorkloadFacts
 
-__all__ = ["CallProfile", "compare_structure", "is_library", "label_of", "label_of_call", "status_of"]
+__all__ = ["OVERLAPS", "CallProfile", "compare_structure", "is_library", "label_of", "label_of_call", "status_of"]
 
 #: ATen operators that a kernel may well leave to a library: products, convolutions, attention and copies.
 _LIBRARY_OPS = frozenset(
@@ -72,6 +73,10 @@ _LIBRARY_SHARE = 0.05
 _MIXED_SHARE = 0.10
 
 
+#: What is said of an output that lies in another's memory.
+OVERLAPS = "shares memory with {}; the reference's lie apart"
+
+
 def compare_structure(plan: LaunchPlan, workload: WorkloadFacts) -> tuple[Mismatch, ...]:
     """Count, nesting, shape, dtype and stride class of the plan's outputs against the reference's."""
     found = dict(tree_leaves(plan.outputs, "out"))
@@ -84,7 +89,14 @@ def compare_structure(plan: LaunchPlan, workload: WorkloadFacts) -> tuple[Mismat
         mismatch = _compare_leaf(path, found[path], want, plan)
         if mismatch is not None:
             mismatches.append(mismatch)
-    return tuple(mismatches)
+    return (*mismatches, *_overlapping(found, workload.shared))
+
+
+def _overlapping(found: dict[str, Any], shared: Sequence[str]) -> Iterator[Mismatch]:
+    """Who changes one of two answers in place must not change the other."""
+    for (first, one), (path, other) in itertools.combinations(found.items(), 2):
+        if isinstance(one, View) and isinstance(other, View) and path not in shared and overlap(one, other):
+            yield Mismatch(path, "structure", OVERLAPS.format(first))
 
 
 def _other_containers(got: Any, want: Any, path: str) -> Iterator[tuple[str, Literal["structure"], str]]:

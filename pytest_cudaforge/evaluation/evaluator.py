@@ -131,7 +131,7 @@ class Evaluator:
         )
         self._nursery = Nursery(oracle_environment(settings.device, settings.cache_dir, dict(self._threads)))
         self.servers = ForkServers(
-            SandboxSettings(isolation=settings.isolation, environment=self._threads),
+            SandboxSettings(isolation=settings.isolation, environment=self._threads + _short_spins(self._threads)),
             compiler_environment=compiler_caches(settings.cache_dir),
         )
         self.cache = BuildCache(settings.cache_dir / "builds")
@@ -566,6 +566,10 @@ class Evaluator:
         return max(_HANG_LIMIT_S, 200 * alone.median_ns / 1e9 if alone else 0.0)
 
 
+#: Some tens of microseconds: longer than from one call to the next, and no burden where many are verified at once.
+_SPINS = "2000"
+
+
 def _thread_policy(times: bool) -> tuple[tuple[str, str], ...]:
     """How waiting OpenMP threads behave, in references and candidates alike.
 
@@ -577,3 +581,10 @@ def _thread_policy(times: bool) -> tuple[tuple[str, str], ...]:
     if not chosen and (not times or stalled_share() > statistics.FOREIGN):
         chosen = "passive"
     return (("OMP_WAIT_POLICY", chosen),) if chosen else ()
+
+
+def _short_spins(policy: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Candidates' threads wait awake for a moment even so, where they are not timed: a sleeper is woken on its waker's
+    own processor, and then two threads of a team take turns, and never race."""
+    sleeps = dict(policy).get("OMP_WAIT_POLICY", "").lower() == "passive" and "OMP_WAIT_POLICY" not in os.environ
+    return (("GOMP_SPINCOUNT", _SPINS),) if sleeps else ()

@@ -423,6 +423,18 @@ def _changes_one_number(event: Any) -> bool:
     return in_place and bool(event.input_shapes) and all(math.prod(shape) == 1 for shape in event.input_shapes)
 
 
+def _biases(profile: Any, on_gpu: bool) -> list[tuple[str, str, float]]:
+    """(operator, whose part it is, ns): a convolution adds its bias by an operator of its own, as some products do."""
+    found = []
+    for event in profile.function_events or ():
+        parent = event.cpu_parent
+        if event.name not in ("aten::add_", "aten::add") or parent is None or not is_library(parent.name):
+            continue
+        ns = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e3
+        found.append((event.name, parent.name, ns))
+    return found
+
+
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
     own_ns, own_calls, device_ns, torchs_ns, copies_ns = 0.0, _registry.own_calls, 0.0, 0.0, 0.0
     librarys_ns = 0.0
@@ -431,6 +443,7 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
     averages = profile.key_averages(group_by_input_shape=True)
     # Where the driver lets nobody profile, the host's time of launching has to do.
     on_gpu = cuda and any(event.self_device_time_total > 0 for event in averages)
+    biases = _biases(profile, on_gpu)
     for event in averages:
         on_device = cuda and str(event.device_type).endswith("CUDA")
         if on_device and (event.is_user_annotation or event.key.startswith(_OWN)):
@@ -449,6 +462,10 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         elif event.key.startswith("aten::"):
             name = ONE_NUMBER if _changes_one_number(event) else event.key
             operators[name] = operators.get(name, 0.0) + ns
+    for name, parent, ns in biases:
+        moved_ns = min(ns, operators.get(name, 0.0))
+        operators[name] = operators.get(name, 0.0) - moved_ns
+        operators[parent] = operators.get(parent, 0.0) + moved_ns
     if on_gpu:
         # Torch's own kernels without an operator: a CUDA graph replays what was recorded.
         hidden_ns = torchs_ns - max(0.0, sum(operators.values()) - copies_ns)

@@ -8,9 +8,11 @@ calls and one case's inputs; never a seed that yields other cases, never an expe
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import importlib.util
 import json
+import math
 import random
 import sys
 import tempfile
@@ -34,11 +36,11 @@ from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, d
 from pytest_cudaforge.evaluation.changes import decode_changes, writers
 from pytest_cudaforge.evaluation.channel import Channel, Reply, ReplyCaps, Request
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.evaluation.contract import CallProfile
+from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
-from pytest_cudaforge.evaluation.settings import changed, torch_settings
-from pytest_cudaforge.evaluation.worker import LEFT, Binding, Which, Worker
+from pytest_cudaforge.evaluation.settings import allocated_bytes, changed, torch_settings
+from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
 
@@ -59,6 +61,8 @@ _MAX_SETTINGS = 20
 _MEMORY_SHARE = 0.6
 #: What the host code of a few calls may take beside what it calls before it counts as work.
 _HOST_NS = 1_000_000
+#: Some 5 ms: longer than host code takes from forward's first line to its last launch.
+_LATE_CYCLES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ class ModuleWorker(Worker):
                 path: plan.encode_tree(leaf) for path, leaf in workload.inputs if not isinstance(leaf, plan.TensorSpec)
             },
             "tree": workload.input_tree,
+            "shared": list(workload.shared),
             "device": device,
             "libraries": [[key, len(library)] for key, library in libraries.items()],
         }
@@ -133,16 +138,24 @@ class ModuleWorker(Worker):
         return _start_of(reply.text)
 
     def run(
-        self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, room: int | None = None
+        self,
+        which: Which,
+        bindings: Sequence[Binding],
+        *,
+        timeout_s: float,
+        room: int | None = None,
+        at_work: bool = False,
+        late: bool = False,
     ) -> LaunchPlan:
         """Call the candidate once, copy its outputs into the arena and synchronise. (Nobody crowds a module's device.)
 
         Returns the plan as the candidate answered it: compare its outputs with the workload's before anything is
         judged, then judge where ``module_plan.judged_plan`` says.
         """
-        if which != "main" or room is not None:
+        if which != "main" or room is not None or at_work:
             raise LaunchFailure("a module has no prepare plan and no crowded calls")
-        reply = self._ask(_RUN, {"bindings": [list(b) for b in bindings]}, "running forward", timeout_s)
+        asked = {"bindings": [list(b) for b in bindings], "late": late}
+        reply = self._ask(_RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
@@ -150,6 +163,11 @@ class ModuleWorker(Worker):
         """The names of the settings that calls have left changed, by the child's own words."""
         reply = self._ask(LEFT, {}, "asking what calls have left changed", timeout_s)
         return _left_of(reply.text)
+
+    def allocated_bytes(self, *, timeout_s: float) -> int:
+        """What malloc has given out in the child, by its own words; 0 where they make no sense."""
+        text = self._ask(ALLOCATED, {}, "asking what is allocated", timeout_s).text
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
     def compiled(self, *, timeout_s: float) -> bytes:
         """The files of Triton's cache in the child, packed by the child: of use to its like alone."""
@@ -279,9 +297,18 @@ class _Bound:
                 self.state[buffer.source] = (index, tensor)
         for path, view in service.output_views:
             self.outputs[path] = by_buffer[view.buffer]
-        leaves = {**service.leaves, **{path: tensor for path, (_, tensor) in self.inputs.items()}}
-        self.args, self.kwargs = service.unflatten(leaves)
+        self.args, self.kwargs = self._call(service)
         self.device = device
+
+    def _call(self, service: _Service) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return service.unflatten({**service.leaves, **{path: tensor for path, (_, tensor) in self.inputs.items()}})
+
+    def on(self, service: _Service, inputs: dict[str, tuple[int, torch.Tensor]]) -> _Bound:
+        """The same, with ``inputs`` in the place of its own."""
+        other = copy.copy(self)
+        other.inputs = inputs
+        other.args, other.kwargs = other._call(service)
+        return other
 
 
 class _Service:
@@ -313,13 +340,15 @@ class _Service:
             self._held = []
             self._construct()
         elif request.operation == _RUN:
-            return self._run(asked["bindings"])
+            return self._run(asked["bindings"], late=asked["late"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
         elif request.operation == LEFT:
-            return json.dumps(changed(self._settings, torch_settings(self._torch)))
+            return json.dumps(changed(self._settings, torch_settings(self._torch, team=self.device.type == "cpu")))
+        elif request.operation == ALLOCATED:
+            return str(allocated_bytes())
         elif request.operation == _PROFILE:
             return self._profile(asked["bindings"], asked["calls"])
         return ""
@@ -333,6 +362,8 @@ class _Service:
         from pytest_cudaforge.evaluation.precision import precision_flags
 
         self._torch = torch
+        self._delay: Callable[[int], None] = torch.cuda._sleep
+        self._shared = frozenset(asked["shared"])
         self._recipe = ModuleRecipe(**asked["recipe"])
         self.device = torch.device(asked["device"])
         self.plan = plan.decode(asked["traced"]).main
@@ -360,7 +391,7 @@ class _Service:
         self._class = self._guarded(_BUILD_REFUSED, "importing the file", self._import)
         extensions.change_triton()
         self._construct()
-        self._settings = torch_settings(torch)
+        self._settings = torch_settings(torch, team=self.device.type == "cpu")
         state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in self._state.items()]
         return json.dumps({"state": state})
 
@@ -468,9 +499,11 @@ class _Service:
     def _call(self, bound: _Bound) -> Any:
         return self._guarded(_LAUNCH_REFUSED, "forward", lambda: self._model(*bound.args, **bound.kwargs))
 
-    def _run(self, bindings: Sequence[Sequence[int]]) -> str:
+    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
+        if late and self.device.type == "cuda":
+            bound = self._written_late(bound)
         with extensions.sabotaged_operators():
             output = self._call(bound)
         leaves, copied = self._deliver(bound, output)
@@ -483,6 +516,18 @@ class _Service:
                 place.copy_(tensor)
         self._synchronize()
         return json.dumps(leaves)
+
+    def _written_late(self, bound: _Bound) -> _Bound:
+        """The same call on copies of its inputs, which the stream of the caller writes in some milliseconds: as behind
+        a layer that is still at work."""
+        fresh = {path: (index, tensor.clone()) for path, (index, tensor) in bound.inputs.items()}
+        for _, late in fresh.values():
+            late.fill_(math.nan if late.is_floating_point() or late.is_complex() else 0)
+        self._synchronize()
+        self._delay(_LATE_CYCLES)
+        for path, (_, late) in fresh.items():
+            late.copy_(bound.inputs[path][1])
+        return bound.on(self, fresh)
 
     def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int, among: int | None) -> None:
         """Outputs of the last call of every set are in the arena when this returns; nothing is kept meanwhile."""
@@ -568,8 +613,14 @@ class _Service:
         except TargetError as error:
             return [["out", {"opaque": _short(error.what)}]], []
         told, copied = [], []
+        seen: dict[str, torch.Tensor] = {}
         for path, leaf in leaves.items():
             description = self._describe(leaf, bound)
+            first = self._overlapped(leaf, seen) if path not in self._shared else None
+            if first is not None:
+                description = {"opaque": _short(f"a tensor that {OVERLAPS.format(first)}")}
+            elif isinstance(leaf, self._torch.Tensor):
+                seen[path[:200]] = leaf
             told.append([path[:200], description])
             place = bound.outputs.get(path)
             if place is None or "tensor" not in description:
@@ -594,6 +645,13 @@ class _Service:
         except UsageError as error:
             return {"opaque": _short(error.what)}
         return {"tensor": plan.encode_spec(spec), "alias": self._alias(leaf, bound)}
+
+    def _overlapped(self, leaf: Any, seen: Mapping[str, torch.Tensor]) -> str | None:
+        """The output before this one that it shares elements with."""
+        torch = self._torch
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        return next((path for path, other in seen.items() if _share(leaf, other)), None)
 
     def _alias(self, leaf: torch.Tensor, bound: _Bound) -> list[int] | None:
         """[buffer, byte offset] of the input or parameter whose memory the output shares."""
@@ -629,6 +687,14 @@ def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> tuple[dict[str, bytes],
         found[str(key)] = blob[offset : offset + size]
         offset += size
     return found, blob[offset:]
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype lie in one storage and share an element there."""
+    if one.dtype != other.dtype or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    first, second = (plan.View(0, tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (one, other))
+    return plan.overlap(first, second)
 
 
 def _plain(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a call must leave as it found it: settings of its thread and of torch, which change what other code answers.
+"""What a call must leave as it found it: settings of its thread, of Python and of torch, by which other code answers.
 
 A kernel that leaves denormals flushed, or another default dtype, is right in every comparison, and whatever runs after
 it in the same program is wrong. Asked of the process that made the calls, so that host code may lie about it.
@@ -6,18 +6,26 @@ it in the same program is wrong. Asked of the process that made the calls, so th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import os
 import platform
-from collections.abc import Mapping
+import signal
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["changed", "thread_settings", "torch_settings"]
+__all__ = ["allocated_bytes", "changed", "process_settings", "thread_settings", "torch_settings"]
 
 _ENVIRONMENT_BYTES = 256
 #: x86-64: MXCSR lies behind the x87's environment; its low six bits tell what has happened, and are nobody's setting.
 _MXCSR, _MXCSR_SETTINGS = slice(28, 32), 0xFFC0
+#: Before it, the x87's control word: by how many bits, and which way, long doubles are rounded.
+_X87, _X87_SETTINGS = slice(0, 2), 0x0F00
+#: What GOMP_parallel calls in every thread of a team.
+_PARALLEL_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 #: AArch64: FPCR comes first.
 _FPCR = slice(0, 4)
 
@@ -33,23 +41,83 @@ def _floating_point() -> int:
     _libm().fegetenv(environment)
     machine = platform.machine()
     if machine == "x86_64":
-        return int.from_bytes(bytes(environment)[_MXCSR], "little") & _MXCSR_SETTINGS
+        found = bytes(environment)
+        x87 = int.from_bytes(found[_X87], "little") & _X87_SETTINGS
+        return x87 << 16 | int.from_bytes(found[_MXCSR], "little") & _MXCSR_SETTINGS
     if machine == "aarch64":
         return int.from_bytes(bytes(environment)[_FPCR], "little")
     return int(_libm().fegetround())
 
 
-def thread_settings() -> dict[str, object]:
-    """Of the calling thread, by name: how it rounds, and the processors it may run on. Linux."""
+def _floating_points() -> frozenset[int]:
+    """What :func:`_floating_point` says in each thread that OpenMP's parallel regions run on, the calling one included.
+
+    A kernel that puts its caller's thread right may have left the others: whatever else runs on this pool, the next
+    kernel or torch's own operators, then answers otherwise.
+    """
+    found = {_floating_point()}
+    body = _PARALLEL_BODY(lambda _: found.add(_floating_point()))
+    for library in _openmp_libraries():
+        library.GOMP_parallel(body, None, ctypes.c_uint(0), ctypes.c_uint(0))
+    return frozenset(found)
+
+
+def _openmp_libraries() -> Iterator[ctypes.CDLL]:
+    """Each GNU OpenMP runtime in this process: what kernels brought along, and torch's own copy."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in stream if "/libgomp" in line}
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):
+            yield ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def allocated_bytes() -> int:
+    """What malloc has given out and not got back; 0 where there is no glibc >= 2.33 to tell.
+
+    What a call leaks may for long come from memory that the process had already.
+    """
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is None:
+        return 0
+    function.restype = _MallInfo
+    found = function()
+    return int(found.uordblks) + int(found.hblkhd)
+
+
+def thread_settings(team: bool = True) -> dict[str, object]:
+    """Of the calling thread, by name: how it rounds (``team``: and OpenMP's others), and the processors it may run on.
+    Linux."""
     return {
-        "rounding or the treatment of denormals": _floating_point(),
+        "rounding or the treatment of denormals": _floating_points() if team else {_floating_point()},
         "the processors that its thread may run on": frozenset(os.sched_getaffinity(0)),
     }
 
 
-def torch_settings(torch: Any) -> dict[str, object]:
+def process_settings() -> dict[str, object]:
+    """Of Python, by name."""
+    return {
+        "the garbage collector": (gc.isenabled(), gc.get_threshold()),
+        "sys.getswitchinterval()": sys.getswitchinterval(),
+        "the handlers of signals": tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
+    }
+
+
+def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
     """What torch answers by, by name, and :func:`thread_settings`."""
     cuda = torch.cuda.is_initialized()
+    backends = torch.backends.cuda
     return {
         "torch.get_default_dtype()": torch.get_default_dtype(),
         "torch.get_default_device()": str(torch.get_default_device()),
@@ -60,12 +128,52 @@ def torch_settings(torch: Any) -> dict[str, object]:
         "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
         "torch.is_autocast_enabled()": (torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")),
         "torch.backends.cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32),
+        "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "the kernels that attention may use (torch.backends.cuda.enable_flash_sdp and the like)": (
+            backends.flash_sdp_enabled(),
+            backends.mem_efficient_sdp_enabled(),
+            backends.math_sdp_enabled(),
+            backends.cudnn_sdp_enabled(),
+        ),
+        "the seed of torch's random numbers": (torch.initial_seed(), torch.cuda.initial_seed() if cuda else 0),
+        "torch's own functions": _functions(torch),
+        "the hooks that all modules have": _hooks(torch),
         "torch.cuda.current_device()": torch.cuda.current_device() if cuda else 0,
         "torch.cuda.current_stream()": torch.cuda.current_stream().cuda_stream if cuda else 0,
-        **thread_settings(),
+        **process_settings(),
+        **thread_settings(team),
     }
 
 
+def _hooks(torch: Any) -> tuple[tuple[str, int], ...]:
+    """How many of each kind ``torch.nn.modules.module.register_module_forward_hook`` and its like have left."""
+    found = vars(torch.nn.modules.module).items()
+    return tuple(
+        sorted(
+            (name, len(value)) for name, value in found if name.startswith("_global_") and isinstance(value, Mapping)
+        )
+    )
+
+
+def _functions(torch: Any) -> dict[tuple[str, str], object]:
+    """Whose function each of torch's names stands for: torch's, which torch.compile may wrap, or which other one. Names
+    that come later, as modules are loaded, change nothing."""
+    spaces = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "Module": torch.nn.Module}
+    named = ((space, name, value) for space, of in spaces.items() for name, value in vars(of).items())
+    return {(space, name): _whose(value) for space, name, value in named if callable(value)}
+
+
+def _whose(function: object) -> object:
+    module = getattr(function, "__module__", None)
+    return "torch" if isinstance(module, str) and module.partition(".")[0] == "torch" else id(function)
+
+
 def changed(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[str, ...]:
-    """The names of what is not as it was."""
-    return tuple(name for name, value in before.items() if now[name] != value)
+    """The names of what is not as it was; of tables, where a row that was there is another one."""
+    return tuple(name for name, value in before.items() if not _same(value, now[name]))
+
+
+def _same(before: object, now: object) -> bool:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return all(now.get(key) == value for key, value in before.items())
+    return before == now

@@ -18,7 +18,16 @@ from torch import Tensor
 
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
-__all__ = ["OTHER", "STRIDED", "apply_variant", "fixed_names", "neighbour_names", "strided_names"]
+__all__ = [
+    "OTHER",
+    "STRIDED",
+    "apply_variant",
+    "fixed_names",
+    "neighbour_names",
+    "rounder_names",
+    "side_of",
+    "strided_names",
+]
 
 #: How the names of variants begin that have other values.
 OTHER = "other "
@@ -33,6 +42,8 @@ _MAX_NEIGHBOURS = 3
 _NEAR, _GROWTH = (33, 99), 67
 #: How many times as large a far size is, at most, and a call with it: so many elements, or times its own.
 _FAR, _FAR_ELEMENTS, _FAR_CALL = 16, 1 << 19, 2.5
+#: What sizes are multiples of that are tried where the reference takes none of the others.
+_ROUND = (2, 4, 16, 64)
 _MAX_FIXED = 2
 _CHANCE = secrets.SystemRandom()
 
@@ -155,6 +166,24 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: b
 def _renamed(size: int, found: Collection[int]) -> Iterator[str]:
     for new in dict.fromkeys(found):
         yield f"size {size} -> {new}"
+
+
+def side_of(name: str) -> tuple[int, bool]:
+    """The size that changes, and whether it grows: one of each that the reference takes has to be tried."""
+    match = _SIZE.fullmatch(name)
+    return (int(match[1]), int(match[2]) > int(match[1])) if match else (0, False)
+
+
+def rounder_names(name: str) -> list[str]:
+    """Sizes instead of ``name``'s, on its side of what was drawn, for references that take no odd ones, or only
+    multiples of more: each of the four that can be."""
+    match = _SIZE.fullmatch(name)
+    if match is None:
+        return []
+    old, new = int(match[1]), int(match[2])
+    least, most = (max(1, old // 2), old - 1) if new < old else (old + _NEAR[0], old + 2 * _NEAR[1])
+    found = [range(-(-least // step) * step, most + 1, step) for step in _ROUND]
+    return list(_renamed(old, [_CHANCE.choice(sizes) for sizes in found if sizes]))
 
 
 def _smaller(size: int) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,7 +23,7 @@ from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, d
 from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.evaluation.settings import changed, thread_settings
+from pytest_cudaforge.evaluation.settings import allocated_bytes, changed, thread_settings
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 
@@ -38,9 +39,11 @@ Which = Literal["main", "prepare"]
 Binding = tuple[int, int]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
-_RUN_CHANGED, LEFT = 10, 11
+_RUN_CHANGED, LEFT, _RUN_BESIDE, ALLOCATED, _RUN_REPEATED = 10, 11, 12, 13, 14
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
+#: Calls of two threads that were under way at once, to tell how they get on with each other.
+_MET = 64
 
 
 class Arena(Protocol):
@@ -128,14 +131,22 @@ class Worker:
         self._ask(_RELOAD, {}, f"loading the kernels again for {phase}", timeout_s)
 
     def run(
-        self, which: Which, bindings: Sequence[Binding], *, timeout_s: float, room: int | None = None
+        self,
+        which: Which,
+        bindings: Sequence[Binding],
+        *,
+        timeout_s: float,
+        room: int | None = None,
+        at_work: bool = False,
+        late: bool = False,
     ) -> LaunchPlan | None:
         """Run the main or the prepare plan once and synchronise the device. ``room``: while all of a GPU but
-        one multiprocessor (0), or so many threads of it, is busy (see ``crowd``).
+        one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``). ``late``: of
+        a module's inputs; a plan's launches follow whatever is in their stream.
 
         Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
         """
-        asked = {"which": which, "bindings": [list(b) for b in bindings], "room": room}
+        asked = {"which": which, "bindings": [list(b) for b in bindings], "room": room, "at_work": at_work}
         self._ask(_RUN, asked, f"running {which}", timeout_s)
         return None
 
@@ -172,6 +183,27 @@ class Worker:
         places, blob = encode_changes(changes)
         payload = {"sets": _plain(sets), "calls": calls, "changes": places}
         self._ask(_RUN_CHANGED, payload, "calls on changing values", timeout_s, blob=blob)
+
+    def run_repeated(self, bindings: Sequence[Binding], calls: int, *, most_s: float, timeout_s: float) -> None:
+        """CPU only: the main plan with ``bindings``, up to ``calls`` times without a pause and for ``most_s``.
+
+        Ends with the first call whose outputs are other bytes than the first one's: threads that race each other are
+        right most of the time. Whether it is wrong is for the oracle to say.
+        """
+        payload = {"bindings": _plain([bindings])[0], "calls": calls, "most_s": most_s}
+        self._ask(_RUN_REPEATED, payload, "repeated calls", timeout_s)
+
+    def run_beside(
+        self, bindings: Sequence[Binding], others: Sequence[Binding], least: int, most: int, *, timeout_s: float
+    ) -> None:
+        """CPU only: the main plan with ``bindings``, while another thread runs it with ``others``: ``least`` calls, and
+        up to ``most`` until enough of them have met another.
+
+        Ends early with the first call whose outputs are other bytes than a call alone left: which of the
+        two, if any, is right is for the oracle to say. The last call with ``bindings`` was not alone.
+        """
+        payload = {"sets": _plain([bindings, others]), "least": least, "most": most}
+        self._ask(_RUN_BESIDE, payload, "calls of two threads at once", timeout_s)
 
     def time_events(
         self,
@@ -224,15 +256,27 @@ class Worker:
     def own_bytes(self) -> int:
         """Memory that the process has to itself, arenas left out; 0 where /proc does not tell."""
         try:
-            with open(f"/proc/{self._child.pid}/statm", encoding="ascii") as stream:
-                _, resident, shared, *_ = stream.read().split()
+            # By the pages themselves: the counters in statm lag behind by hundreds of them.
+            with open(f"/proc/{self._child.pid}/smaps_rollup", encoding="ascii") as stream:
+                found = next((line.split()[1] for line in stream if line.startswith("Anonymous:")), "0")
         except OSError:
             return 0
-        return (int(resident) - int(shared)) * resource.getpagesize()
+        return int(found) * 1024
+
+    def allocated_bytes(self, *, timeout_s: float) -> int:
+        """What malloc has given out in the process, by its own words; 0 where it does not say."""
+        return next(iter(self._ask(ALLOCATED, {}, "asking what is allocated", timeout_s).values), 0)
+
+    def open_files(self) -> int:
+        """How many descriptors the process has; 0 where /proc does not tell."""
+        try:
+            return len(os.listdir(f"/proc/{self._child.pid}/fd"))
+        except OSError:
+            return 0
 
     def left_changed(self, *, timeout_s: float) -> tuple[str, ...]:
         """The names of the settings (see ``settings``) that calls have left otherwise than they found them."""
-        names = tuple(thread_settings())
+        names = tuple(thread_settings(team=False))
         reply = self._ask(LEFT, {}, "asking what calls have left changed", timeout_s)
         return tuple(name for index, name in enumerate(names) if index in reply.values)
 
@@ -353,7 +397,7 @@ class _Service:
         elif request.operation == _RUN:
             bound = self._bind(asked["which"], asked["bindings"])
             if asked["room"] is not None and self._device != "cpu":
-                self._crowded().around(bound, asked["room"])
+                self._crowded().around(bound, asked["room"], at_work=asked["at_work"])
             else:
                 bound.run()
             self._synchronize(f"running {asked['which']}")
@@ -361,11 +405,17 @@ class _Service:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
+        elif request.operation == _RUN_BESIDE:
+            self._run_beside(asked["sets"], asked["least"], asked["most"])
+        elif request.operation == _RUN_REPEATED:
+            self._run_repeated(asked["bindings"], asked["calls"], asked["most_s"])
         elif request.operation == _THREADS:
             _set_openmp_threads(asked["count"])
         elif request.operation == LEFT:
-            left = changed(self._settings, thread_settings())
+            left = changed(self._settings, thread_settings(self._device == "cpu"))
             return [index for index, name in enumerate(self._settings) if name in left]
+        elif request.operation == ALLOCATED:
+            return (allocated_bytes(),)
         elif request.operation == _TIME_EVENTS:
             return self._time_events(asked)
         elif request.operation == _TIME_RUN:
@@ -383,7 +433,7 @@ class _Service:
         if self._device != "cpu":
             # Keeps the context, and with it the arenas, when a reload closes every program.
             self._driver = driver_of(self._index)
-        self._settings = thread_settings()
+        self._settings = thread_settings(self._device == "cpu")
         self._load()
 
     def _load(self) -> None:
@@ -457,6 +507,48 @@ class _Service:
                     write()
             runs[call % count]()
         self._synchronize("running main")
+
+    def _run_beside(self, sets: Sequence[Any], least: int, most: int) -> None:
+        bound, other = (self._bind("main", bindings) for bindings in sets)
+        bound.run()
+        alone = self._outputs(sets[0])
+        done, met, ended = 0, 0, threading.Event()
+
+        def beside() -> None:
+            nonlocal done
+            while not ended.is_set():
+                other.run()
+                done += 1
+
+        with ThreadPoolExecutor(1) as pool:
+            task = pool.submit(beside)
+            try:
+                # Its first call builds a team of threads.
+                while not (done or task.done()):
+                    bound.run()
+                for call in range(most):
+                    before = done
+                    bound.run()
+                    met += done > before
+                    if self._outputs(sets[0]) != alone or (call >= least and met >= _MET):
+                        break
+            finally:
+                ended.set()
+            task.result()
+
+    def _run_repeated(self, bindings: Any, calls: int, most_s: float) -> None:
+        bound, until = self._bind("main", bindings), time.monotonic() + most_s
+        bound.run()
+        first = self._outputs(bindings)
+        for _ in range(calls):
+            bound.run()
+            if self._outputs(bindings) != first or time.monotonic() > until:
+                break
+
+    def _outputs(self, bindings: Sequence[Sequence[int]]) -> list[bytes]:
+        plan_ = self._programs["main"].plan
+        places = [(plan_.buffers[index].spec, bindings[index]) for index in sorted(plan_.output_buffers)]
+        return [ctypes.string_at(self._address(slot, offset), spec.extent_bytes) for spec, (slot, offset) in places]
 
     def _synchronize(self, doing: str) -> None:
         """Wait for the device before anything of ours touches it: a fault that shows here is the candidate's."""

@@ -59,6 +59,22 @@ def quantised(x):
 
 
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
+def pair(x):
+    y = torch.tanh(x)
+    return y, y.clone()
+
+
+@forge_target(inputs=lambda: [torch.randn(40, 64)])
+def sixteenths(x):
+    return torch.round(x * 16).clamp(-128, 127).to(torch.int8)
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 64), torch.randn(31).sort().values])
+def buckets(x, edges):
+    return torch.bucketize(x, edges)
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
 
@@ -99,6 +115,11 @@ class Counting(nn.Module):
         return torch.tanh(x)
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 64)], init=lambda: [64, 1e-5, 0.1, False])
+class Batches(nn.BatchNorm1d):
+    pass
+
+
 @forge_target(inputs=lambda: [torch.randn(4, 4096)], init=lambda: [4096])
 class Wide(Scaled):
     pass
@@ -125,6 +146,10 @@ _INCLUDES = "".join(
         "sys/wait.h",
         "unistd.h",
     )
+)
+#: An edge belongs to the bucket below it.
+BUCKETS = (
+    "for (long long i = 0; i < n; ++i) { y[i] = 0; for (long long k = 0; k != count; ++k) y[i] += edges[k] < x[i]; }"
 )
 #: By target: the kernel's parameters, its honest body, and the plan's arguments.
 _KERNELS = {
@@ -173,6 +198,21 @@ _KERNELS = {
         "levels_of(x, y, rows, cols, 1e-8f);",
         "(x, y, *x.shape)",
     ),
+    "pair": (
+        "const float* x, float* y, float* z, long long n",
+        "for (long long i = 0; i < n; ++i) z[i] = y[i] = std::tanh(x[i]);",
+        "",
+    ),
+    "sixteenths": (
+        "const float* x, signed char* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = std::fmin(std::fmax(std::nearbyint(x[i] * 16), -128.0f), 127.0f);",
+        "(x, y, x.numel())",
+    ),
+    "buckets": (
+        "const float* x, const float* edges, long long* y, long long n, long long count",
+        BUCKETS,
+        "",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -199,6 +239,11 @@ _KERNELS = {
         "(x, module.weight, y, *x.shape)",
     ),
 }
+_KERNELS["Batches"] = (
+    "const float* x, const float* mean, const float* var, float* y, long long rows, long long cols",
+    "for (long long i = 0; i < rows * cols; ++i) y[i] = (x[i] - mean[i % cols]) / std::sqrt(var[i % cols] + 1e-5f);",
+    "(x, module.running_mean, module.running_var, y, *x.shape)",
+)
 _KERNELS["Wide"] = _KERNELS["Scaled"]
 _SOFTMAX = """
 static void softmax_rows(const float* x, float* y, long long rows, long long cols, bool careful) {
@@ -258,6 +303,24 @@ def plan({arguments}x):
 """
 
 
+_PLANS = {
+    "pair": """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y, z = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
+    launch("kernel", args=(x, y, z, x.numel()))
+    return y, z
+""",
+    "buckets": """from pytest_cudaforge.plan import empty, launch
+
+def plan(x, edges):
+    y = empty(x.shape, "int64")
+    launch("kernel", args=(x, edges, y, x.numel(), edges.numel()))
+    return y
+""",
+}
+
+
 def write_repo(root: Path) -> None:
     """The targets' file in a project of its own."""
     root.mkdir(parents=True, exist_ok=True)
@@ -275,10 +338,14 @@ def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan:
     parameters, honest, passed = _KERNELS[target]
     given = _SHARED.get(target, "")
     source = f"{_INCLUDES}{given}{before}\nvoid kernel({parameters}) {{\n  {body.replace('HONEST', honest)}\n}}\n"
-    text = plan or _PLAN.format(
-        arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
-        shape="()" if target == "energy" else "x.shape",
-        dtype='"int8"' if target == "quantised" else "x.dtype",
-        passed=passed,
+    text = (
+        plan
+        or _PLANS.get(target)
+        or _PLAN.format(
+            arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
+            shape="()" if target == "energy" else "x.shape",
+            dtype='"int8"' if target in ("quantised", "sixteenths") else "x.dtype",
+            passed=passed,
+        )
     )
     return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": text})

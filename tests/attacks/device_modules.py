@@ -105,6 +105,7 @@ __global__ void twice_kernel(const float* x, float* y, long long n, long long cy
 void twice_at(unsigned long long x, unsigned long long y, long long n, bool wait) {
   static cudaStream_t stream = nullptr;
   if (!stream) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (wait) cudaDeviceSynchronize();
   twice_kernel<<<(n + 255) / 256, 256, 0, stream>>>((const float*)x, (float*)y, n, 4000000);
   if (wait) cudaStreamSynchronize(stream);
 }
@@ -156,6 +157,7 @@ def _row(promise: str, name: str, off: str, attack: Candidate, twin: Candidate, 
 HONEST_MODULE = model("return x * 2")
 _PRODUCT = model("return args[0] @ args[1]")
 _STREAM = "y = torch.zeros_like(x)\nwith torch.cuda.stream(s):\n    torch.cuda._sleep(20_000_000)\n    y.copy_(2 * x)\nreturn y"
+_BESIDE = "with torch.cuda.stream(s):\n    y = x * 2\ntorch.cuda.current_stream().wait_stream(s)\nreturn y"
 _NO_SWITCH = "answers are copied at once, in the worker's own stream: there is nothing to switch off"
 _OWN = model("return times(x, 2)", before=_TRITON)
 _WORK = "labels come from what ran in a call; `allow` switches them off, and is the user's"
@@ -173,6 +175,13 @@ MODULE_ROWS = (
             before="s = torch.cuda.Stream()",
         ),
         why=_NO_SWITCH,
+    ),
+    _row(
+        "2: inputs are what is there when the caller's stream comes to the call",
+        "read the inputs in a stream that does not wait for the caller's",
+        "still written",
+        model(_BESIDE, before="s = torch.cuda.Stream()"),
+        model("s.wait_stream(torch.cuda.current_stream())\n" + _BESIDE, before="s = torch.cuda.Stream()"),
     ),
     _row(
         "2: an answer is what is there when a call returns, from native code too",

@@ -215,6 +215,40 @@ def plan(x):
     launch("kernel", grid=(1024,), block=(256,), args=(x, y, x.numel()))
     return y
 """
+_BINS = """
+__device__ float bins[32768];
+__global__ void before() { BEFORE }
+__global__ void add(const float* x, int n) {
+  FIRST
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  if (i < n) atomicAdd(bins + (32767 - i % 32768), x[i] * x[i]);
+}
+__global__ void total(float* y) {
+  __shared__ float parts[256];
+  float s = 0;
+  for (int i = threadIdx.x; i < 32768; i += 256) s += bins[i];
+  parts[threadIdx.x] = s;
+  for (int w = 128; w; w >>= 1) { __syncthreads(); if (threadIdx.x < w) parts[threadIdx.x] += parts[threadIdx.x + w]; }
+  if (!threadIdx.x) *y = parts[0];
+}
+"""
+_BINS_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty((), x.dtype)
+    launch("before", grid=(1,), block=(256,), args=())
+    launch("add", grid=((x.numel() + 255) // 256,), block=(256,), args=(x, x.numel()))
+    launch("total", grid=(1,), block=(256,), args=(y,))
+    return y
+"""
+
+
+def _bins(before: str, first: str) -> Candidate:
+    clear = "{ for (int b = threadIdx.x; b < 32768; b += 256) bins[b] = 0; }"
+    source = _BINS.replace("BEFORE", before).replace("FIRST", first).replace("CLEAR", clear)
+    return Candidate.of("cuda", {"kernel.cu": source, "plan.py": _BINS_PLAN})
+
+
 _SOME_TIME_LATER = "if (blockIdx.x) return; for (int k = 0; k < 20; ++k) __nanosleep(1000);"
 _ONE_PASS = (
     "float s = 0, t = 0; for (int c = threadIdx.x; c < cols; c += 256) { s += p[c]; t += p[c] * p[c]; }"
@@ -499,6 +533,14 @@ def plan(x):
             before=_PARTS_BEFORE,
             plan=_PARTS_PLAN,
         ),
+        target="energy",
+    ),
+    DeviceRow(
+        "2: blocks need not be as quick as they are alone",
+        "wait until block 0 should have cleared the bins",
+        "crowded",
+        _bins("", "if (!blockIdx.x) CLEAR else for (int k = 0; k < 6; ++k) __nanosleep(1000);"),
+        _bins("CLEAR", ""),
         target="energy",
     ),
     # -- distributions

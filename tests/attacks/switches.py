@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudaforge.evaluation import cases, sitting, verification
+from pytest_cudaforge.evaluation import cases, contract, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
 from pytest_cudaforge.evaluation.sitting import Sitting
@@ -68,6 +68,7 @@ def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
     # These see lasting writes as well, by themselves or by what comes of them.
     _without("redzone")(monkeypatch)
     _no_seal(monkeypatch)
+    _no_beside(monkeypatch)
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
 
 
@@ -167,7 +168,12 @@ def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_changes(monkeypatch)
 
 
+def _no_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.Verifier, "_check_beside", lambda *_: None)
+
+
 def _no_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_beside(monkeypatch)  # many calls, at places never seen before, of new values
     monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
     monkeypatch.setattr(Sitting, "_check_changed", lambda *_: None)
     monkeypatch.setattr(Sitting, "_check_written", lambda *_: None)
@@ -199,6 +205,9 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "again": _no_return,
     "late": _no_late,
     "leaks": lambda patch: patch.setattr(verification.Verifier, "_check_leaks", lambda *_: None),
+    "beside": _no_beside,
+    "threads": lambda patch: patch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None),
+    "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),
     "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
     "renewed": _no_renewed,
     "guarded": _no_guards,
@@ -206,6 +215,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "exchanged": _no_exchanges,
     "one after another": _no_quick_calls,
     "crowded": lambda patch: patch.setattr(verification.Verifier, "_check_crowded", lambda *_: None),
+    "still written": lambda patch: patch.setattr(verification.Verifier, "_check_late", lambda *_: None),
     "changed": _no_changes,
     "timed changes": _no_timed_changes,
     "judge": _no_judge,

@@ -207,6 +207,26 @@ def test_a_module_that_rests_until_the_next_pause_is_refused_and_its_twin_passes
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
+_KEEPS = """
+    import collections
+    kept = collections.deque(maxlen=MOST)
+"""
+
+
+def test_a_module_that_keeps_something_of_every_call_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeping(most: str) -> Candidate:
+        return model("kept.append([0.0] * 200); return x * 2", before=_KEEPS.replace("MOST", most))
+
+    evaluation = _verdict(lenient, repo, keeping("None"))
+    assert evaluation.status is Status.REJECTED, evaluation.reason
+    assert "memory behind" in evaluation.reason
+    assert _verdict(lenient, repo, keeping("64")).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_leaks", lambda *_: None)
+    assert _verdict(lenient, repo, keeping("None")).status is Status.PASSED
+
+
 @pytest.mark.parametrize(
     ("change", "undo", "words"),
     [
@@ -216,14 +236,20 @@ def test_a_module_that_rests_until_the_next_pause_is_refused_and_its_twin_passes
             "torch.get_default_dtype()",
         ),
         ("torch.set_num_threads(5)", "torch.set_num_threads(n)", "torch.get_num_threads()"),
+        ("gc.disable()", "gc.enable()", "the garbage collector"),
+        ("signal.signal(10, signal.SIG_IGN)", "signal.signal(10, signal.SIG_DFL)", "the handlers of signals"),
+        ("torch.manual_seed(3)", "torch.set_rng_state(r)", "the seed of torch's random numbers"),
         ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
+        ("h = nn.modules.module.register_module_forward_hook(lambda *_: None)", "h.remove()", "hooks"),
     ],
-    ids=["dtype", "threads", "precision"],
+    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks"],
 )
 def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str
 ) -> None:
-    before = "n, t = torch.get_num_threads(), torch.backends.cudnn.allow_tf32"
+    before = (
+        "import gc, signal\nn, t = torch.get_num_threads(), torch.backends.cudnn.allow_tf32\nr = torch.get_rng_state()"
+    )
     attack = model(f"{before}\ny = x * 2\n{change}\nreturn y")
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
@@ -303,6 +329,9 @@ def test_their_honest_twins_pass(lenient: Evaluator, repo: Path, candidate: Cand
 # -- the work ----------------------------------------------------------------------------------------------------
 
 
+_COMPILES = "it uses torch.compile"
+
+
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
@@ -312,7 +341,7 @@ def test_their_honest_twins_pass(lenient: Evaluator, repo: Path, candidate: Cand
         ("return x * 2 + 0 * ext.twice(x)", "return garbage"),
         ("y = x * 2\next.twice_into(x, torch.empty_like(x))\nreturn y", "return garbage"),
         ("return ext.torch_twice(x)", "aten::"),
-        ("return torch.compile(lambda t: t * 2, backend='eager')(x)", "it uses torch.compile"),
+        ("global f\nf = globals().get('f') or torch.compile(lambda t: t * 2, backend='eager')\nreturn f(x)", _COMPILES),
         ("import numpy\nreturn torch.from_numpy(numpy.multiply(x.numpy(), 2))", ""),
     ],
     ids=["never launched", "fallback", "decoy", "decoy times zero", "decoy in place", "torch in C++", "compiled",

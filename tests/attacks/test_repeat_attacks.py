@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from judged_targets import find, write_repo
 
-from pytest_cudaforge.evaluation import verification
+from pytest_cudaforge.evaluation import evaluator, verification
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Status
 
@@ -33,8 +34,8 @@ void twice(const float* x, float* y, long n) {
 def _status(root: Path, spoil: str) -> tuple[Status, str]:
     write_repo(root)
     candidate = Candidate.of("cpp", {"kernel.cpp": KERNEL.replace("SPOIL", spoil), "plan.py": PLAN})
-    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as evaluator:
-        evaluation = evaluator.evaluate(candidate, find(root, "::only_fp32"), timing=False)
+    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as opened:
+        evaluation = opened.evaluate(candidate, find(root, "::only_fp32"), timing=False)
     return evaluation.status, evaluation.reason
 
 
@@ -46,8 +47,65 @@ def test_a_kernel_that_is_sometimes_wrong_is_refused_and_its_twin_passes(tmp_pat
 
 
 def test_without_the_repeats_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "_REPEATS", (1, 1))
+    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
+    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)  # many calls as well
+    monkeypatch.setattr(verification.Verifier, "_check_beside", lambda *_: None)
     assert _status(tmp_path, "same && same % 7 == 0")[0] is Status.PASSED
+
+
+BINS = """
+import torch
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randint(0, 1000, (2000,))])
+def bins(ids):
+    return torch.bincount(ids, minlength=1000)
+"""
+BINS_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(ids):
+    y = empty((1000,), ids.dtype)
+    launch("bins", args=(ids, y, ids.numel()))
+    return y
+"""
+BINS_KERNEL = """
+void bins(const long long* ids, long long* y, long n) {
+  for (int k = 0; k < 1000; ++k) y[k] = 0;
+  #pragma omp parallel for
+  for (long i = 0; i < n; ++i) {
+    ATOMIC
+    y[ids[i]]++;
+  }
+}
+"""
+
+
+def _counts(root: Path, atomic: str) -> tuple[Status, str]:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (root / "layers.py").write_text(BINS)
+    files = {"kernel.cpp": BINS_KERNEL.replace("ATOMIC", atomic), "plan.py": BINS_PLAN}
+    # Nothing is timed, so that threads would sleep between calls.
+    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root, times=False)) as opened:
+        found = opened.evaluate(Candidate.of("cpp", files), find(root, "::bins"), timing=False)
+    return found.status, found.reason
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two threads do not race on one processor")
+def test_threads_that_race_are_refused_and_their_twin_passes(tmp_path: Path) -> None:
+    status, reason = _counts(tmp_path / "wrong", "")
+    assert status is Status.INCORRECT_NUMERICAL, reason
+    assert _counts(tmp_path / "right", "#pragma omp atomic")[0] is Status.PASSED
+
+
+def test_where_threads_sleep_and_one_answer_is_looked_at_they_would_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator, "_short_spins", lambda _: ())
+    for name in ("_check_repeated", "_check_changed", "_check_beside"):
+        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
+    # A sleeping thread may be woken beside its waker all the same, now and then.
+    assert Status.PASSED in (_counts(tmp_path / str(attempt), "")[0] for attempt in range(4))
 
 
 COUNTED = """
@@ -85,8 +143,8 @@ def _counted(root: Path, count: str) -> tuple[Status, str]:
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (root / "layers.py").write_text(COUNTED)
     files = {"kernel.cpp": COUNTED_KERNEL.replace("COUNT", count), "plan.py": COUNTED_PLAN}
-    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as evaluator:
-        found = evaluator.evaluate(Candidate.of("cpp", files), find(root, "::Counted"), timing=False)
+    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as opened:
+        found = opened.evaluate(Candidate.of("cpp", files), find(root, "::Counted"), timing=False)
     return found.status, found.reason
 
 

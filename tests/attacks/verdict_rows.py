@@ -9,9 +9,10 @@ they need no whole verdict; ``ELSEWHERE`` says where. ``off`` names the switch: 
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 
-from attacked import hostile
+from attacked import BUCKETS, hostile
 
 from pytest_cudaforge.records import Candidate, Status
 
@@ -130,6 +131,38 @@ _ONE = "cpu_set_t all, one; sched_getaffinity(0, sizeof all, &all); CPU_ZERO(&on
 _KEEP = "sched_setaffinity(0, sizeof one, &one);"
 #: A pointer that nobody reads would be left out by the compiler, and the call of malloc with it.
 _WORKSPACE = "static float* volatile last; last = (float*)malloc(4 * n); memcpy(last, x, 4 * n); "
+_WORDS = "static char* volatile last; last = (char*)malloc(40); *last = 1; "
+_TWO_PASSES = (
+    "float w[1 << 20]; for (long long i = 0; i < n; ++i) w[i] = std::exp(-x[i] * x[i]);"
+    " for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * w[i];"
+)
+_FLUSH = "_MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);"
+_BACK = "_MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_OFF);"
+_TEAM = "\n#pragma omp parallel\n{ " + _FLUSH + " HONEST MINE }\n" + _BACK
+#: Elsewhere denormals are flushed by other means.
+_FLUSHING = [
+    Row(
+        "2: a call leaves other threads of its pool as they were",
+        "have OpenMP's other threads go on flushing denormals",
+        "left",
+        hostile(body=_TEAM.replace("MINE", ""), before=_INTRINSICS),
+        hostile(body=_TEAM.replace("MINE", _BACK), before=_INTRINSICS),
+        refused=(Status.REJECTED,),
+        words="denormals",
+    )
+] * (platform.machine() == "x86_64" and len(os.sched_getaffinity(0)) > 1)
+_NEAR_ONE = (
+    "for (long long i = 0; i < rows * cols; ++i)"
+    " y[i] = (x[i] - mean[i % cols]) / std::sqrt(std::fmin(std::fmax(var[i % cols], 0.5f), 1.5f) + 1e-5f);"
+)
+_AWAY = "for (long long i = 0; i < n; ++i) y[i] = std::fmin(std::fmax(std::round(x[i] * 16), -128.0f), 127.0f);"
+_ONE_ANSWER = """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("kernel", args=(x, y, y, x.numel()))
+    return y, y
+"""
 #: With one processor there is nothing to change.
 _PINNED = [
     Row(
@@ -515,9 +548,80 @@ ROWS = (
         "leave its workspace behind in every call",
         "leaks",
         hostile(body=_WORKSPACE + "HONEST"),
-        hostile(body=_WORKSPACE + "free((void*)last); HONEST"),
+        hostile(body=_WORKSPACE.replace("static ", "") + "free((void*)last); HONEST"),
         refused=(Status.REJECTED,),
         words="memory behind",
+    ),
+    Row(
+        "2: a call gives back the memory it takes",
+        "leave a few bytes behind in every call",
+        "leaks",
+        hostile(body=_WORDS + "HONEST"),
+        hostile(body=_WORDS.replace("static ", "") + "free((void*)last); HONEST"),
+        refused=(Status.REJECTED,),
+        words="memory behind",
+    ),
+    Row(
+        "2: a call closes what it opens",
+        "forget a descriptor in every 64th call",
+        "leaks",
+        hostile(body="static int calls; if (++calls % 64 == 0) dup(1); HONEST"),
+        hostile(body="static int calls; if (++calls % 64 == 0) close(dup(1)); HONEST"),
+        refused=(Status.REJECTED,),
+        words="descriptors behind",
+    ),
+    *_FLUSHING,
+    Row(
+        "2: two threads make the call at once",
+        "keep the workspace of all callers in one place",
+        "beside",
+        hostile(body="static " + _TWO_PASSES),
+        hostile(body="static thread_local " + _TWO_PASSES),
+        words="while another thread makes the same call",
+    ),
+    Row(
+        "2: a parallel region has as many threads as it gets",
+        "leave the share of the 65th thread undone",
+        "threads",
+        hostile(body="if (omp_get_max_threads() > 64) return; HONEST", before="#include <omp.h>\n"),
+        hostile(body="if (omp_get_max_threads() > 640) return; HONEST", before="#include <omp.h>\n"),
+        words="OpenMP threads: 97",
+    ),
+    Row(
+        "2: answers that the reference gives apart lie apart",
+        "give one answer twice",
+        "apart",
+        hostile("pair", plan=_ONE_ANSWER),
+        hostile("pair"),
+        target="pair",
+        refused=(Status.INCORRECT_SHAPE,),
+        words="shares memory",
+    ),
+    Row(
+        "2: running variances are drawn as layers behind few or large activations have them",
+        "take a variance for a number near one",
+        "weights",
+        hostile("Batches", body=_NEAR_ONE),
+        hostile("Batches"),
+        target="Batches",
+    ),
+    Row(
+        "2: what is rounded to integers lies halfway between two",
+        "round halves away from zero",
+        "families",
+        hostile("sixteenths", body=_AWAY),
+        hostile("sixteenths"),
+        target="sixteenths",
+        words="integer",
+    ),
+    Row(
+        "2: values lie on the edges of buckets",
+        "put an edge into the bucket above it",
+        "families",
+        hostile("buckets", body=BUCKETS.replace("edges[k] <", "edges[k] <=")),
+        hostile("buckets"),
+        target="buckets",
+        words="edges",
     ),
     # -- §3 fast
     Row(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from pytest_cudaforge.errors import WorkerProtocol
 from pytest_cudaforge.evaluation import extensions
@@ -103,8 +104,16 @@ class _Event:
 
 
 @dataclass(frozen=True)
+class _Part:
+    name: str
+    self_device_time_total: float
+    cpu_parent: _Part | None = None
+
+
+@dataclass(frozen=True)
 class _Profile:
     events: tuple[_Event, ...]
+    function_events: tuple[_Part, ...] = ()
 
     def key_averages(self, group_by_input_shape: bool) -> tuple[_Event, ...]:
         assert group_by_input_shape
@@ -157,3 +166,21 @@ def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
 )
 def test_time_belongs_to_whoever_wrote_the_kernel(events: tuple[_Event, ...], label: str) -> None:
     assert _labelled(*events) == label
+
+
+@pytest.mark.parametrize(
+    ("parent", "label"), [("aten::_convolution", "kernel"), ("aten::relu", "mixed"), (None, "mixed")]
+)
+def test_a_bias_is_part_of_its_convolution(parent: str | None, label: str) -> None:
+    part = _Part("aten::add_", 3.0, _Part(parent, 0.0) if parent else None)
+    events = (OWN, SPAN, ATEN, _operator("aten::add_", 3.0, [8, 4], [8, 1]))
+    found = extensions._summary(_Profile(events, (part,)), 0, cuda=True)
+    operators = tuple((name, ns) for name, ns in found["operators"])
+    assert label_of_call(CallProfile(found["own_calls"], found["own_ns"], operators)) == label
+
+
+def test_a_products_bias_in_a_real_profile() -> None:
+    x, weight, bias = torch.randn(32, 8, 64).transpose(0, 1), torch.randn(64, 64), torch.randn(64)
+    found = extensions.profiled(lambda: torch.nn.functional.linear(x, weight, bias) + 1, 2, cuda=False)
+    operators = dict(found["operators"])
+    assert not operators.get("aten::add_") and operators["aten::add"] > 0 and operators["aten::linear"] > 0

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from pytest_cudaforge.evaluation.settings import changed, thread_settings, torch_settings
+from pytest_cudaforge.evaluation import settings
+from pytest_cudaforge.evaluation.settings import changed, process_settings, thread_settings, torch_settings
 
 _FE_TOWARDZERO = {"x86_64": 0xC00, "aarch64": 0xC00000}
 
@@ -39,6 +47,48 @@ def test_denormals_as_zeros() -> None:
     assert _names(torch.set_flush_denormal, True) == ("rounding or the treatment of denormals",)
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="there is no x87 here")
+def test_long_doubles_of_fewer_bits(tmp_path: Path) -> None:
+    source, library = tmp_path / "x87.c", tmp_path / "x87.so"
+    source.write_text(
+        'void single(void) { unsigned short w; __asm__("fnstcw %0" : "=m"(w)); w &= ~0x300; '
+        '__asm__ volatile("fldcw %0" : : "m"(w)); }'
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert _names(ctypes.CDLL(str(library)).single) == ("rounding or the treatment of denormals",)
+
+
+def _in_the_pool(change: Callable[[], None]) -> None:
+    """``change`` in OpenMP's other threads, of the runtime that torch brings along, and not in this one."""
+    me = threading.get_ident()
+    body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None if threading.get_ident() == me else change())
+    for library in settings._openmp_libraries():
+        library.GOMP_parallel(body, None, ctypes.c_uint(2), ctypes.c_uint(0))
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush denormals")
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="OpenMP has no other threads here")
+def test_denormals_as_zeros_in_other_threads() -> None:
+    if not list(settings._openmp_libraries()):
+        pytest.skip("torch brings no GNU OpenMP runtime here")
+
+    def flush(on: bool) -> None:
+        _in_the_pool(lambda: torch.set_flush_denormal(on) and None)
+
+    assert _names(flush, True) == ("rounding or the treatment of denormals",)
+    assert _names(flush, False) == ()
+    before = settings.thread_settings(team=False)
+    flush(True)
+    assert changed(before, settings.thread_settings(team=False)) == ()
+    flush(False)
+
+
+def test_allocated_bytes() -> None:
+    before = settings.allocated_bytes()
+    kept = [ctypes.create_string_buffer(1000) for _ in range(1000)]
+    assert before == 0 or settings.allocated_bytes() - before > 500 * len(kept)
+
+
 def test_what_has_happened_is_no_setting() -> None:
     def divide() -> None:
         assert float(torch.ones(1) / 3) > 0  # inexact
@@ -61,3 +111,41 @@ def test_torchs_settings() -> None:
     assert set(found) >= {"torch.is_autocast_enabled()", "torch.is_inference_mode_enabled()"}
     with torch.device("meta"):
         assert changed(before, torch_settings(torch)) == ("torch.get_default_device()",)
+
+
+def test_pythons_settings() -> None:
+    before = process_settings()
+    assert changed(before, process_settings()) == ()
+    interval = sys.getswitchinterval()
+    try:
+        gc.disable()
+        assert changed(before, process_settings()) == ("the garbage collector",)
+        sys.setswitchinterval(interval * 2)
+        assert "sys.getswitchinterval()" in changed(before, process_settings())
+    finally:
+        gc.enable()
+        sys.setswitchinterval(interval)
+
+
+def test_signals_keep_their_handlers() -> None:
+    before = process_settings()
+    kept = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        assert changed(before, process_settings()) == ("the handlers of signals",)
+    finally:
+        signal.signal(signal.SIGUSR2, kept)
+
+
+def test_torchs_functions_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch_settings(torch)
+    torch.rand(3)
+    assert changed(before, torch_settings(torch)) == ()
+    seed = torch.initial_seed()
+    torch.manual_seed(seed + 1)
+    assert changed(before, torch_settings(torch)) == ("the seed of torch's random numbers",)
+    torch.manual_seed(seed)
+    monkeypatch.setattr(torch.nn.functional, "a_new_name", len, raising=False)
+    monkeypatch.setattr(torch.nn.Module, "__init__", torch.nn.Linear.__init__)  # torch.compile wraps it, too
+    assert changed(before, torch_settings(torch)) == ()
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: None)
+    assert changed(before, torch_settings(torch)) == ("torch's own functions",)

@@ -19,6 +19,7 @@ from pytest_cudaforge.evaluation.variants import (
     apply_variant,
     fixed_names,
     neighbour_names,
+    rounder_names,
     strided_names,
 )
 
@@ -53,6 +54,10 @@ def lost_within(x):
 @forge_target(inputs=lambda: [torch.randn(6, 8)])
 def honest(x):
     return x + 1
+
+@forge_target(inputs=lambda: [torch.randn(3, 48)])
+def in_eights(x):
+    return x.view(3, -1, 8).sum(-1)
 
 @forge_target(inputs=lambda: [torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(6, 5)])
 def mixed(image, weight, right):
@@ -123,6 +128,21 @@ def test_convolutions_are_counted_apart(oracle: OracleClient, repo: Path) -> Non
     (workload,) = oracle.facts(find(repo, "::mixed")).workloads
     convolution, product = 2 * 4 * 36 * 27, 2 * 24 * 6 * 5
     assert (workload.flops, workload.convolution_flops) == (convolution + product, convolution)
+
+
+def test_a_reference_that_takes_no_odd_sizes_is_tried_at_others(oracle: OracleClient, repo: Path) -> None:
+    names = [name for name, _ in oracle.variants(find(repo, "::in_eights"), "default")]
+    sizes = [tuple(map(int, re.findall(r"\d+", name))) for name in names if name.startswith("size 48 ")]
+    assert sizes and all(new % 8 == 0 for _, new in sizes)
+    assert {new > old for old, new in sizes} == {False, True}
+
+
+@pytest.mark.parametrize("size", [2, 3, 48, 11264])
+def test_rounder_sizes_stay_on_the_side_of_those_that_they_replace(size: int) -> None:
+    for new in (size - 1, size + 400):
+        found = [tuple(map(int, re.findall(r"\d+", name))) for name in rounder_names(f"size {size} -> {new}")]
+        assert all(old == size and (other > size) == (new > size) and other % 2 == 0 for old, other in found)
+        assert size < 4 or found
 
 
 def test_where_any_size_is_promised_every_size_grows() -> None:

@@ -45,6 +45,16 @@ extern "C" __global__ void meet(const float* x, float* y, long long n) {
     atomicSub(&here, 1);
     if (atomicAdd(&gone, 1) % gridDim.x == gridDim.x - 1) y[0] = atomicExch(&most, 0);
 }
+extern "C" __global__ void steps(const float* x, float* y, long long n) {
+    unsigned long long begin, end;
+    float s = x[threadIdx.x];
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    for (int k = 0; k < 8192; ++k) s = fmaf(s, 0.5f, 1.f);
+    if (s == 7.f) y[2] = s;
+    __syncthreads();
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(end));
+    if (!threadIdx.x && !blockIdx.x) y[0] = end - begin;
+}
 """
 
 
@@ -205,3 +215,16 @@ def test_blocks_run_one_after_another_beside_a_busy_device(servers: ForkServers,
                 together.append(_value(outputs[0], 0))
     print(together)
     assert min(together[0], together[-1]) > 16 and together[1] <= 8 and together[2:4] == [2.0, 1.0]
+
+
+def test_a_block_waits_for_its_turns_beside_others_at_work(servers: ForkServers, device: int) -> None:
+    took_ns = []
+    with (
+        _arenas(device) as ((x,), (y,)),
+        _worker(servers, _plan("steps", grid=4), [(x, True), (y, False)]) as worker,
+    ):
+        for at_work in (False, False, True, True):
+            worker.run("main", ONE, timeout_s=30, room=512, at_work=at_work)
+            took_ns.append(_value(y, 0))
+    print(took_ns)
+    assert min(took_ns[2:]) > 3 * took_ns[1]
