@@ -12,10 +12,12 @@ import base64
 import contextlib
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import math
 import os
 import re
+import statistics
 import sys
 import time
 import types
@@ -399,14 +401,34 @@ def sabotaged_operators() -> Any:
     return Garbling()  # type: ignore[no-untyped-call]
 
 
+#: On a CPU calls are profiled one by one, at least as many as were asked for, and more of short ones.
+_MOST_PROFILED, _PROFILING_NS = 15, 300_000_000
+
+
 def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
-    """What runs in ``calls`` calls: ns of own functions, of torch's operators, and of this thread in all."""
+    """What runs in ``calls`` calls: ns of own functions, of torch's operators, and of this thread in all.
+
+    A GPU's kernels are timed by the GPU. What a CPU's threads do is timed by the wall clock, and a thread that waits
+    for a core in one call would look as if it worked: there each number is that of a typical call, times ``calls``.
+    """
+    if cuda:
+        return _profiled_together(call, calls, cuda)
+    parts: list[dict[str, Any]] = []
+    began = time.perf_counter_ns()
+    while len(parts) < calls or (len(parts) < _MOST_PROFILED and time.perf_counter_ns() - began < _PROFILING_NS):
+        parts.append(_profiled_together(call, 1, cuda))
+    return _typical(parts, calls)
+
+
+def _profiled_together(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     import torch
 
     _registry.own_calls = 0
     # Not torch.profiler.profile: that loads torch._dynamo, which takes seconds.
     profiler: Any = torch.autograd.profiler.profile
-    with profiler(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=True) as profile:
+    with profiler(
+        use_device="cuda" if cuda else None, use_kineto=True, record_shapes=True, experimental_config=_all_threads()
+    ) as profile:
         # Of this thread alone: where other processes keep the cores busy, waiting for one is nobody's work.
         began = time.thread_time_ns()
         for _ in range(calls):
@@ -415,6 +437,54 @@ def profiled(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
         if cuda:
             torch.cuda.synchronize()
     return _summary(profile, 0 if cuda else thread_ns, cuda)
+
+
+def _all_threads() -> Any:
+    """Operators of threads that the candidate starts count as well; None where torch cannot record them."""
+    import torch
+
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
+
+
+def _typical(parts: Sequence[dict[str, Any]], calls: int) -> dict[str, Any]:
+    """One summary of ``calls`` calls from those of single calls: of each number the median of the calls in which it
+    occurs, times their part of all, so that what only some calls do is not lost."""
+
+    def typical(numbers: Sequence[int]) -> int:
+        found = [number for number in numbers if number > 0]
+        return int(statistics.median(found) * len(found) / len(numbers) * calls) if found else 0
+
+    operators = [dict(part["operators"]) for part in parts]
+    names = dict.fromkeys(itertools.chain.from_iterable(operators))
+    own_calls = sum(part["own_calls"] for part in parts)
+    return {
+        "own_calls": -(-own_calls * calls // len(parts)),
+        "own_ns": typical([part["own_ns"] for part in parts]),
+        "operators": [[name, typical([one.get(name, 0) for one in operators])] for name in names],
+        "kernels": [],
+        "thread_ns": typical([part["thread_ns"] for part in parts]),
+        "compiled": any(part["compiled"] for part in parts),
+    }
+
+
+def _waited_ns(profile: Any) -> float:
+    """ns of own functions in which operators of torch's ran in another thread: they wait for them, that is no work."""
+    events = [event for event in profile.function_events or () if event.cpu_parent is None and not event.is_remote]
+    own = [event for event in events if event.name.startswith(_OWN)]
+    threads = {event.thread for event in events}
+    if not own or len(threads) < 2:
+        return 0.0
+    elsewhere = [event for event in events if event.name.startswith("aten::")]
+    waited_us: float = sum(
+        max(0.0, min(one.time_range.end, other.time_range.end) - max(one.time_range.start, other.time_range.start))
+        for one in own
+        for other in elsewhere
+        if one.thread != other.thread
+    )
+    return 1e3 * waited_us
 
 
 def _changes_one_number(event: Any) -> bool:
@@ -466,7 +536,9 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         moved_ns = min(ns, operators.get(name, 0.0))
         operators[name] = operators.get(name, 0.0) - moved_ns
         operators[parent] = operators.get(parent, 0.0) + moved_ns
-    if on_gpu:
+    if not on_gpu:
+        own_ns = max(0.0, own_ns - _waited_ns(profile))
+    else:
         # Torch's own kernels without an operator: a CUDA graph replays what was recorded.
         hidden_ns = torchs_ns - max(0.0, sum(operators.values()) - copies_ns)
         if hidden_ns > 0:

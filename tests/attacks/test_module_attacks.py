@@ -240,7 +240,12 @@ def test_a_module_that_keeps_something_of_every_call_is_refused_and_its_twin_pas
         ("signal.signal(10, signal.SIG_IGN)", "signal.signal(10, signal.SIG_DFL)", "the handlers of signals"),
         ("torch.manual_seed(3)", "torch.set_rng_state(r)", "the seed of torch's random numbers"),
         ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
-        ("h = nn.modules.module.register_module_forward_hook(lambda *_: None)", "h.remove()", "hooks"),
+        (
+            "h = nn.modules.module._global_forward_hooks "
+            "or nn.modules.module.register_module_forward_hook(lambda *_: None)",
+            "h.remove()",
+            "hooks",
+        ),
     ],
     ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks"],
 )

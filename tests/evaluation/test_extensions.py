@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,3 +186,30 @@ def test_a_products_bias_in_a_real_profile() -> None:
     found = extensions.profiled(lambda: torch.nn.functional.linear(x, weight, bias) + 1, 2, cuda=False)
     operators = dict(found["operators"])
     assert not operators.get("aten::add_") and operators["aten::add"] > 0 and operators["aten::linear"] > 0
+
+
+def test_what_another_thread_does_for_an_own_function_is_torchs_work() -> None:
+    x = torch.randn(1 << 20)
+
+    def threaded() -> None:
+        with torch.autograd.profiler.record_function(extensions._OWN + "f"):
+            thread = threading.Thread(target=lambda: torch.sin(x))
+            thread.start()
+            thread.join()
+
+    found = extensions.profiled(threaded, 3, cuda=False)
+    operators = tuple((name, ns) for name, ns in found["operators"])
+    seen = CallProfile(1, found["own_ns"], operators)
+    assert dict(operators)["aten::sin"] > 0 and seen.own_share < 0.5, seen
+
+
+def _one(own_ns: int, **operators: int) -> dict[str, Any]:
+    told = [[f"aten::{name}", ns] for name, ns in operators.items()]
+    return {"own_calls": 1, "own_ns": own_ns, "operators": told, "kernels": [], "thread_ns": 100, "compiled": False}
+
+
+def test_a_call_that_waited_for_a_core_does_not_decide_whose_work_it_is() -> None:
+    parts = [_one(2, mul=90), _one(9_000, mul=91), _one(3, mul=92), _one(2, mul=9_000), _one(2, mul=90, mm=50)]
+    found = extensions._typical(parts, 5)
+    assert found["own_ns"] == 10 and dict(found["operators"]) == {"aten::mul": 455, "aten::mm": 50}
+    assert found["own_calls"] == 5 and found["thread_ns"] == 500
