@@ -39,7 +39,7 @@ from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
-from pytest_cudaforge.evaluation.settings import allocated_bytes, changed, torch_settings
+from pytest_cudaforge.evaluation.settings import Randomness, allocated_bytes, changed, torch_settings
 from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "serve"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
-_RUN_CHANGED = 10
+_RUN_CHANGED, _RUN_KEPT = 10, 15
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
@@ -158,6 +158,15 @@ class ModuleWorker(Worker):
         reply = self._ask(_RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
+
+    def run_kept(self, sets: Sequence[Sequence[Binding]], order: Sequence[int], *, timeout_s: float) -> int:
+        """A call on ``sets[n]`` for each n of ``order``, all answers kept until the last: how many of them are others
+        by then, by the child's own words."""
+        payload = {"sets": [[list(b) for b in bindings] for bindings in sets], "order": list(order)}
+        text = self._ask(_RUN_KEPT, payload, "calls whose answers are kept", timeout_s).text
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise WorkerProtocol("the number of changed answers is malformed", phase="calls whose answers are kept")
+        return int(text)
 
     def left_changed(self, *, timeout_s: float) -> tuple[str, ...]:
         """The names of the settings that calls have left changed, by the child's own words."""
@@ -327,6 +336,7 @@ class _Service:
         self._driver: Any = None
         #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
         self._settings: dict[str, object] = {}
+        self._random = Randomness()
 
     def answer(self, request: Request) -> str:
         asked = request.payload
@@ -345,8 +355,11 @@ class _Service:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
+        elif request.operation == _RUN_KEPT:
+            return str(self._run_kept(asked["sets"], asked["order"]))
         elif request.operation == LEFT:
-            return json.dumps(changed(self._settings, torch_settings(self._torch, team=self.device.type == "cpu")))
+            now = torch_settings(self._torch, team=self.device.type == "cpu")
+            return json.dumps([*changed(self._settings, now), *self._random.reseeded])
         elif request.operation == ALLOCATED:
             return str(allocated_bytes())
         elif request.operation == _PROFILE:
@@ -504,8 +517,10 @@ class _Service:
         self._load_weights(bound)
         if late and self.device.type == "cuda":
             bound = self._written_late(bound)
+        self._random.scatter()
         with extensions.sabotaged_operators():
             output = self._call(bound)
+        self._random.look()
         leaves, copied = self._deliver(bound, output)
         self._show_state(bound)
         held, self._held = self._held, copied
@@ -576,6 +591,30 @@ class _Service:
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
         self._synchronize()
+
+    def _run_kept(self, sets: Sequence[Any], order: Sequence[int]) -> int:
+        """How many answers are no longer what they were when they were returned."""
+        bounds = [self._bind(bindings) for bindings in sets]
+        self._load_weights(bounds[0])
+        self._held = []
+        kept = []
+        for at in order:
+            tensors = self._own_tensors(bounds[at], self._call(bounds[at]))
+            kept.append([(tensor, tensor.clone()) for tensor in tensors])
+        self._synchronize()
+        return sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in kept)
+
+    def _own_tensors(self, bound: _Bound, output: Any) -> list[torch.Tensor]:
+        """The tensors of an answer that lie neither in the call's inputs nor in the module's state."""
+        from pytest_cudaforge.errors import TargetError
+        from pytest_cudaforge.runtime.signature import flatten_output
+
+        try:
+            leaves, _ = flatten_output(output)
+        except TargetError:
+            return []
+        tensors = [leaf for leaf in leaves.values() if type(leaf) is self._torch.Tensor]
+        return [tensor for tensor in tensors if self._alias(tensor, bound) is None]
 
     def _address(self, slot: int, offset: int) -> int:
         if slot not in self._arenas:
@@ -695,6 +734,11 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     first, second = (plan.View(0, tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (one, other))
     return plan.overlap(first, second)
+
+
+def _as_it_was(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Is each element the one that was copied, or both of them NaN?"""
+    return bool(((tensor == copy) | ((tensor != tensor) & (copy != copy))).all())
 
 
 def _plain(leaf: Any) -> Any:

@@ -12,12 +12,14 @@ import functools
 import gc
 import os
 import platform
+import random
+import secrets
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["allocated_bytes", "changed", "process_settings", "thread_settings", "torch_settings"]
+__all__ = ["Randomness", "allocated_bytes", "changed", "process_settings", "thread_settings", "torch_settings"]
 
 _ENVIRONMENT_BYTES = 256
 #: x86-64: MXCSR lies behind the x87's environment; its low six bits tell what has happened, and are nobody's setting.
@@ -105,13 +107,51 @@ def thread_settings(team: bool = True) -> dict[str, object]:
     }
 
 
+#: Variables that libraries set for themselves, as they are first used.
+_LIBRARIES_OWN = ("TORCH", "PYTORCH", "TRITON", "KINETO", "KMP_", "CUDA_MODULE_LOADING")
+
+
 def process_settings() -> dict[str, object]:
     """Of Python, by name."""
     return {
+        "the environment": frozenset(pair for pair in os.environ.items() if not pair[0].startswith(_LIBRARIES_OWN)),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "sys.getswitchinterval()": sys.getswitchinterval(),
         "the handlers of signals": tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
     }
+
+
+class Randomness:
+    """Python's random numbers and numpy's, of this process. Who draws some leaves others to the next one, which is
+    nobody's harm; who seeds them makes all that others draw the same."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, int]] = set()
+        self._reseeded: set[str] = set()
+
+    def scatter(self) -> None:
+        """Seed them with a secret: from here on no two calls begin with the same state."""
+        seed = secrets.randbits(32)
+        random.seed(seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(seed)
+
+    def look(self) -> None:
+        """What a call has left; the same as after another call is no chance."""
+        numpy = sys.modules.get("numpy")
+        found = {"random": hash(random.getstate())}
+        if numpy is not None:
+            _, key, place, *_ = numpy.random.get_state()
+            found["numpy.random"] = hash((key.tobytes(), place))
+        for name in found.items():
+            if name in self._seen:
+                self._reseeded.add(name[0])
+            self._seen.add(name)
+
+    @property
+    def reseeded(self) -> tuple[str, ...]:
+        return tuple(f"the seed of {name}" for name in sorted(self._reseeded))
 
 
 def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:

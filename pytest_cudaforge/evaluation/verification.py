@@ -37,6 +37,7 @@ from pytest_cudaforge.evaluation.cases import (
 from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
 from pytest_cudaforge.evaluation.module_plan import judged_plan
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
@@ -67,6 +68,10 @@ _REPEATS_S = 0.15
 _COMPARED, _COMPARED_S = 256, 0.005
 #: Bursts in which values change, as long as they take no longer than this together.
 _BURSTS, _BURSTS_S = 4, 0.06
+#: Answers that are kept while further calls are made: as many at most, and the fewest that say something; how long
+#: that may take, and how much memory by kind of device, each answer taken twice.
+_KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 300, 3, 0.1
+_KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 #: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
 #: and the fewest calls.
 _BESIDE_S, _BESIDE_CALLS = (0.012, 0.4), 2
@@ -217,6 +222,7 @@ class Verifier:
                 self._check_leaks(product, run)
                 self._check_second_call(product, run, trials[-1])
                 self._check_one_after_another(product, run, trials[-1])
+                self._check_kept(product, run, trials[-1])
                 self._check_beside(product, run, trials[-1])
                 self._check_crowded(product, run, trials[-1])
                 self._check_late(product, run, trials[-1])
@@ -302,6 +308,26 @@ class Verifier:
             return  # what all calls but the last left cannot be told any more
         trial = replace(last, name="one after another", calls_before=0, renewed=False, exchanged=False)
         self._judge_further(product, trial, run.one_after_another)
+
+    def _check_kept(self, product: Product, run: _Run, last: Trial) -> None:
+        """Answers that the caller keeps while it goes on, as a loop does that appends them to a list: a module that
+        returns memory of its own, in turn, overwrites them sooner or later. A plan's answers lie where the caller says.
+        """
+        if product.traced.main.steps or self.oracle.mutates(self.target, product.workload.name):
+            return
+        trial = replace(last, name="answers are kept", calls_before=0, renewed=False, exchanged=False)
+        try:
+            count, changed = run.kept_answers(trial)
+        except WorkerTimeout as error:
+            raise self._broken(product, trial, Status.TIMEOUT, error) from error
+        except (WorkerFailure, LaunchFailure) as error:
+            raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
+        if changed:
+            reason = (
+                f"{product.workload.name}: of {count} answers that were kept while the module was called again, "
+                f"{changed} changed: return memory of each call's own"
+            )
+            raise Refusal(Status.REJECTED, reason, verification=self._findings.verification)
 
     def _check_beside(self, product: Product, run: _Run, last: Trial) -> None:
         """Two threads make the call at once, each with values and scratch of its own, as a server's do: a kernel whose
@@ -754,6 +780,21 @@ class _Run:
         self.worker.cont()
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
+
+    def kept_answers(self, trial: Trial) -> tuple[int, int]:
+        """Calls on other values in random order, their answers kept: how many, and how many of them changed."""
+        chance, frames = secrets.SystemRandom(), range(len(self.layout.main))
+        for frame in frames:
+            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
+            self.verifier.oracle.fill(self.bench, frame, case, trial.poison)
+        sets, limit_s = [self._bindings(frame) for frame in frames], self.verifier.hang_limit_s
+        call_ns = self.worker.run_many(sets[:1], 2, timeout_s=limit_s) / 2
+        room = _KEPT_BYTES[self.verifier.kitchen.device.kind] // max(1, 2 * self.product.workload.output_bytes)
+        count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * 1e9 / max(1.0, call_ns))))
+        if count < _FEWEST_KEPT or not isinstance(self.worker, ModuleWorker):
+            return 0, 0
+        order = [chance.choice(frames) for _ in range(count)]
+        return count, self.worker.run_kept(sets, order, timeout_s=limit_s + 10 * _KEPT_S)
 
     def beside(self, second: _Run, workload: str, trial: Trial) -> CaseResult:
         """Calls here while another thread makes them on the ``second`` bench, and the other way round."""

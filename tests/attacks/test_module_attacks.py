@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -227,6 +228,29 @@ def test_a_module_that_keeps_something_of_every_call_is_refused_and_its_twin_pas
     assert _verdict(lenient, repo, keeping("None")).status is Status.PASSED
 
 
+_IN_TURN = """
+    lent = []
+    def place(x):
+        lent.append(torch.empty_like(x) if len(lent) < MOST else lent.pop(0))
+        return lent[-1]
+"""
+
+
+def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lending(most: str) -> Candidate:
+        return model("return torch.mul(x, 2, out=place(x))", before=_IN_TURN.replace("MOST", most))
+
+    evaluation = _verdict(lenient, repo, lending("24"))
+    assert evaluation.status is Status.REJECTED, evaluation.reason
+    assert "kept" in evaluation.reason
+    twin = model("return torch.mul(x, 2, out=torch.empty_like(x))")
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
+
+
 @pytest.mark.parametrize(
     ("change", "undo", "words"),
     [
@@ -246,15 +270,22 @@ def test_a_module_that_keeps_something_of_every_call_is_refused_and_its_twin_pas
             "h.remove()",
             "hooks",
         ),
+        ("os.environ['FORGE_X'] = '1'", "os.environ.pop('FORGE_X')", "the environment"),
+        ("random.seed(1)", "random.setstate(s)", "the seed of random"),
+        ("d = random.random(); np.random.seed(1)", "np.random.set_state(p); np.random.rand(3)", "the seed of numpy"),
     ],
-    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks"],
+    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks", "environment", "random", "numpy"],
 )
 def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str
 ) -> None:
-    before = (
-        "import gc, signal\nn, t = torch.get_num_threads(), torch.backends.cudnn.allow_tf32\nr = torch.get_rng_state()"
-    )
+    before = """
+        import gc, os, random, signal
+        import numpy as np
+        n, t = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+        r, s, p = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    """
+    before = textwrap.dedent(before).strip()
     attack = model(f"{before}\ny = x * 2\n{change}\nreturn y")
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from pytest_cudaforge.evaluation import settings
-from pytest_cudaforge.evaluation.settings import changed, process_settings, thread_settings, torch_settings
+from pytest_cudaforge.evaluation.settings import Randomness, changed, process_settings, thread_settings, torch_settings
 
 _FE_TOWARDZERO = {"x86_64": 0xC00, "aarch64": 0xC00000}
 
@@ -149,3 +151,35 @@ def test_torchs_functions_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed(before, torch_settings(torch)) == ()
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: None)
     assert changed(before, torch_settings(torch)) == ("torch's own functions",)
+
+
+def test_drawing_is_no_seeding() -> None:
+    kept, others = random.getstate(), np.random.get_state()
+    try:
+        found = Randomness()
+        for _ in range(3):
+            found.scatter()
+            random.random()
+            found.look()
+        assert found.reseeded == ()
+        for _ in range(2):
+            found.scatter()
+            np.random.seed(3)
+            found.look()
+        assert found.reseeded == ("the seed of numpy.random",)
+        for _ in range(2):
+            found.scatter()
+            random.seed(3)
+            found.look()
+        assert found.reseeded == ("the seed of numpy.random", "the seed of random")
+    finally:
+        random.setstate(kept)
+        np.random.set_state(others)
+
+
+def test_a_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = process_settings()
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/nowhere")
+    assert changed(before, process_settings()) == ()
+    monkeypatch.setenv("FORGE_TEST_VARIABLE", "1")
+    assert changed(before, process_settings()) == ("the environment",)
