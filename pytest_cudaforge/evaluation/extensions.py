@@ -76,6 +76,8 @@ class _Registry:
         self.missing: str | None = None
         self.own_calls = 0
         self.compiled = False
+        #: The names of Triton's kernels that were launched.
+        self.triton: set[str] = set()
         #: Does an extension register operators of its own with torch?
         self.operators = False
 
@@ -238,9 +240,12 @@ _OWN = "forge_own::"
 _TORCHS_KERNEL, _REPLAYED = "at::native::", "aten::kernels of torch's in a CUDA graph"
 #: How cuBLAS and cuDNN call their kernels, and what those are called that no operator of torch's launched.
 _LIBRARYS_KERNEL = re.compile(
-    r"\b(?:nvjet_|cublas|cudnn|cutlass_\d|(?:ampere|turing|volta|maxwell)_|sm\d+_xmma|gemmSN_|gemmk1_|gemv2[TN]_|gemvNSP_)"
+    r"\b(?:nvjet_|cublas|cudnn|cutlass_\d|(?:ampere|turing|volta|maxwell)_|sm\d+_xmma|gemmSN_|gemmk1_|gemv2[TN]_|gemvNSP_"
+    r"|pytorch_flash::|fmha_cutlass)"
 )
 _LIBRARYS = "library::products and convolutions of NVIDIA's"
+#: The others that neither an extension of the candidate's nor Triton brought: a library's that it calls by itself.
+_FOREIGN = "kernels that it did not bring, such as {name}"
 _MOST_KERNELS = 64
 #: Namespaces of operators that come with torch.
 _TORCH_NAMESPACES = (
@@ -353,6 +358,7 @@ def change_triton() -> None:
         if _registry.mode == "garbage":
             return None  # nothing is launched: what it would have written stays as it was
         _registry.own_calls += 1
+        _registry.triton.add(str(getattr(kernel, "__name__", "")))
         return launch(kernel, *args, **kwargs)
 
     kind.run = changed
@@ -378,6 +384,30 @@ def unpack_cache(packed: bytes) -> None:
 
 def _cache_folder() -> Path:
     return _registry.folder / "triton"
+
+
+def _base_name(kernel: str) -> str:
+    """A kernel's own name, without what it returns, takes, lies in and is specialised to; "" where it has none."""
+    text, depth = "", 0
+    for char in kernel.replace("(anonymous namespace)", "anonymous"):
+        depth += (char == "<") - (char == ">")
+        text += char if depth == 0 and char != ">" else ""
+    found = text.partition("(")[0].split()
+    name = found[-1].rpartition("::")[2] if found else ""
+    return name if name.isidentifier() else ""
+
+
+def _is_brought(kernel: str) -> bool:
+    """Does a kernel come from an extension of the candidate's, which names it as the C++ ABI does, or from Triton?
+    Where its name cannot be told, it does."""
+    name = _base_name(kernel)
+    if not name or name in _registry.triton:
+        return True
+    mangled, plain = f"{len(name)}{name}".encode(), b"\0" + name.encode() + b"\0"
+    if any(mangled in library or plain in library for library in _registry.libraries.values()):
+        return True
+    folder = _cache_folder()
+    return folder.is_dir() and any(path.stem == name for path in folder.rglob("*.cubin"))
 
 
 def is_own_operator(name: str) -> bool:
@@ -507,7 +537,7 @@ def _biases(profile: Any, on_gpu: bool) -> list[tuple[str, str, float]]:
 
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
     own_ns, own_calls, device_ns, torchs_ns, copies_ns = 0.0, _registry.own_calls, 0.0, 0.0, 0.0
-    librarys_ns = 0.0
+    librarys_ns, foreign = 0.0, dict[str, float]()
     operators: dict[str, float] = {}
     kernels: list[list[Any]] = []
     averages = profile.key_averages(group_by_input_shape=True)
@@ -523,7 +553,12 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
             kernels.append([event.key[:200], int(event.self_device_time_total * 1e3), int(event.count)])
             torchs_ns += event.self_device_time_total * 1e3 if _TORCHS_KERNEL in event.key else 0.0
             librarys_ns += event.self_device_time_total * 1e3 if _LIBRARYS_KERNEL.search(event.key) else 0.0
-            copies_ns += event.self_device_time_total * 1e3 if event.key.startswith(("Memcpy", "Memset")) else 0.0
+            copy = event.key.startswith(("Memcpy", "Memset"))
+            copies_ns += event.self_device_time_total * 1e3 if copy else 0.0
+            known = copy or _TORCHS_KERNEL in event.key or _LIBRARYS_KERNEL.search(event.key)
+            if not known and not _is_brought(event.key):
+                name = _base_name(event.key)
+                foreign[name] = foreign.get(name, 0.0) + event.self_device_time_total * 1e3
             continue
         ns = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e3
         if event.key.startswith(_OWN) or is_own_operator(event.key):
@@ -546,6 +581,11 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         direct_ns = librarys_ns - sum(ns for name, ns in operators.items() if is_library(name))
         if direct_ns > 0:
             operators[_LIBRARYS] = direct_ns
+        # What is left of the operators' time went into such kernels as well.
+        operators_ns = max(0.0, sum(operators.values()) - copies_ns - torchs_ns - librarys_ns)
+        strange_ns = sum(foreign.values()) - operators_ns
+        if strange_ns > 0:
+            operators[_FOREIGN.format(name=max(foreign, key=foreign.__getitem__)[:60])] = strange_ns
         # All other kernels that no operator of torch's launched are the candidate's: Triton's are, too.
         own_ns = max(0.0, device_ns - sum(operators.values()))
         own_calls = max(own_calls, int(own_ns > 0))

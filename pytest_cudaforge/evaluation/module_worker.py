@@ -39,7 +39,7 @@ from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
-from pytest_cudaforge.evaluation.settings import Randomness, allocated_bytes, changed, torch_settings
+from pytest_cudaforge.evaluation.settings import Randomness, allocated_bytes, changed, device_settings, torch_settings
 from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
@@ -336,7 +336,6 @@ class _Service:
         self._driver: Any = None
         #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
         self._settings: dict[str, object] = {}
-        self._random = Randomness()
 
     def answer(self, request: Request) -> str:
         asked = request.payload
@@ -358,10 +357,10 @@ class _Service:
         elif request.operation == _RUN_KEPT:
             return str(self._run_kept(asked["sets"], asked["order"]))
         elif request.operation == LEFT:
-            now = torch_settings(self._torch, team=self.device.type == "cpu")
-            return json.dumps([*changed(self._settings, now), *self._random.reseeded])
+            return json.dumps([*changed(self._settings, self._settings_now()), *self._random.reseeded])
         elif request.operation == ALLOCATED:
-            return str(allocated_bytes())
+            on_gpu = self.device.type == "cuda"
+            return str(self._torch.cuda.memory_allocated(self.device) if on_gpu else allocated_bytes())
         elif request.operation == _PROFILE:
             return self._profile(asked["bindings"], asked["calls"])
         return ""
@@ -374,7 +373,7 @@ class _Service:
         from pytest_cudaforge.evaluation.cases import tree_leaves
         from pytest_cudaforge.evaluation.precision import precision_flags
 
-        self._torch = torch
+        self._torch, self._random = torch, Randomness(torch)
         self._delay: Callable[[int], None] = torch.cuda._sleep
         self._shared = frozenset(asked["shared"])
         self._recipe = ModuleRecipe(**asked["recipe"])
@@ -404,7 +403,7 @@ class _Service:
         self._class = self._guarded(_BUILD_REFUSED, "importing the file", self._import)
         extensions.change_triton()
         self._construct()
-        self._settings = torch_settings(torch, team=self.device.type == "cpu")
+        self._settings = self._settings_now()
         state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in self._state.items()]
         return json.dumps({"state": state})
 
@@ -437,6 +436,10 @@ class _Service:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
+
+    def _settings_now(self) -> dict[str, object]:
+        found = torch_settings(self._torch, team=self.device.type == "cpu")
+        return found if self._driver is None else {**found, **device_settings(self._driver)}
 
     def _seed(self) -> None:
         """As the oracle seeds before it constructs the reference."""
@@ -515,9 +518,9 @@ class _Service:
     def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
+        self._random.scatter()
         if late and self.device.type == "cuda":
             bound = self._written_late(bound)
-        self._random.scatter()
         with extensions.sabotaged_operators():
             output = self._call(bound)
         self._random.look()

@@ -19,7 +19,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Randomness", "allocated_bytes", "changed", "process_settings", "thread_settings", "torch_settings"]
+__all__ = [
+    "Randomness",
+    "allocated_bytes",
+    "changed",
+    "device_settings",
+    "process_settings",
+    "thread_settings",
+    "torch_settings",
+]
 
 _ENVIRONMENT_BYTES = 256
 #: x86-64: MXCSR lies behind the x87's environment; its low six bits tell what has happened, and are nobody's setting.
@@ -122,36 +130,75 @@ def process_settings() -> dict[str, object]:
 
 
 class Randomness:
-    """Python's random numbers and numpy's, of this process. Who draws some leaves others to the next one, which is
-    nobody's harm; who seeds them makes all that others draw the same."""
+    """Python's random numbers, numpy's and torch's, of this process. Who draws some leaves others to the next one,
+    which is nobody's harm; who seeds them, or puts an old state back, makes all that others draw the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._seed = 0
         self._seen: set[tuple[str, int]] = set()
         self._reseeded: set[str] = set()
 
     def scatter(self) -> None:
-        """Seed them with a secret: from here on no two calls begin with the same state."""
-        seed = secrets.randbits(32)
+        """Seed them with a secret: from here on no two calls begin with the same state, nor with one just seeded."""
+        self._seed = seed = secrets.randbits(32)
         random.seed(seed)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed(seed)
+        self._torch.manual_seed(seed)
+        for name, generator in self._generators():
+            self._seen.add((name, _state_of(generator)))
+            if generator.device.type == "cuda":
+                generator.set_offset(4 * (1 + secrets.randbelow(1 << 20)))
+            else:
+                self._torch.empty(1 + secrets.randbelow(8), device="cpu").uniform_(generator=generator)
 
     def look(self) -> None:
-        """What a call has left; the same as after another call is no chance."""
-        numpy = sys.modules.get("numpy")
+        """What a call has left; the same as after another call, or as after seeding, is no chance."""
         found = {"random": hash(random.getstate())}
+        numpy = sys.modules.get("numpy")
         if numpy is not None:
             _, key, place, *_ = numpy.random.get_state()
             found["numpy.random"] = hash((key.tobytes(), place))
-        for name in found.items():
-            if name in self._seen:
-                self._reseeded.add(name[0])
-            self._seen.add(name)
+        for name, generator in self._generators():
+            found[name] = _state_of(generator)
+            if generator.initial_seed() != self._seed:
+                self._reseeded.add(name)
+        for pair in found.items():
+            if pair in self._seen:
+                self._reseeded.add(pair[0])
+            self._seen.add(pair)
+
+    def _generators(self) -> Iterator[tuple[str, Any]]:
+        yield "torch's random numbers", self._torch.default_generator
+        if self._torch.cuda.is_initialized():
+            yield "torch.cuda's random numbers", self._torch.cuda.default_generators[self._torch.cuda.current_device()]
 
     @property
     def reseeded(self) -> tuple[str, ...]:
         return tuple(f"the seed of {name}" for name in sorted(self._reseeded))
+
+
+def _state_of(generator: Any) -> int:
+    return hash(bytes(generator.get_state().tolist()))
+
+
+#: By the names that CUDA's driver has for them.
+_LIMITS = ("STACK_SIZE", "PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE", "MAX_L2_FETCH_GRANULARITY", "PERSISTING_L2_CACHE_SIZE")
+
+
+def device_settings(driver: Any) -> dict[str, object]:
+    """Of the current CUDA context: what cudaDeviceSetLimit sets."""
+    limits = (getattr(driver.CUlimit, f"CU_LIMIT_{name}") for name in _LIMITS)
+    return {"the limits of the device (cudaDeviceSetLimit)": tuple(int(driver.cuCtxGetLimit(at)[1]) for at in limits)}
+
+
+#: How products in half precision are summed.
+_SUMS = (
+    *("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction"),
+    "allow_bf16_reduced_precision_reduction",
+)
 
 
 def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
@@ -169,13 +216,13 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
         "torch.is_autocast_enabled()": (torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")),
         "torch.backends.cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32),
         "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "torch.backends.cuda.matmul": tuple(getattr(backends.matmul, name, None) for name in _SUMS),
         "the kernels that attention may use (torch.backends.cuda.enable_flash_sdp and the like)": (
             backends.flash_sdp_enabled(),
             backends.mem_efficient_sdp_enabled(),
             backends.math_sdp_enabled(),
             backends.cudnn_sdp_enabled(),
         ),
-        "the seed of torch's random numbers": (torch.initial_seed(), torch.cuda.initial_seed() if cuda else 0),
         "torch's own functions": _functions(torch),
         "the hooks that all modules have": _hooks(torch),
         "torch.cuda.current_device()": torch.cuda.current_device() if cuda else 0,

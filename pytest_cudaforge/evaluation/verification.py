@@ -284,9 +284,9 @@ class Verifier:
             raise self._refusal([case])
 
     def _check_leaks(self, product: Product, run: _Run) -> None:
-        """Does call after call leave memory behind, or descriptors? On a GPU the driver's own come and go."""
+        """Does call after call leave memory behind, or descriptors? A launch plan on a GPU takes none itself."""
         name = product.workload.name
-        if self.kitchen.device.kind != "cpu" or self.oracle.mutates(self.target, name):
+        if (self.kitchen.device.kind == "cuda" and product.traced.main.steps) or self.oracle.mutates(self.target, name):
             return
         leak = run.leak()
         if leak:
@@ -747,8 +747,11 @@ class _Run:
         return least_bytes, least_files
 
     def _taken(self) -> tuple[int, int, int]:
-        """Bytes by the kernel's account, bytes by malloc's, descriptors."""
+        """Bytes by the kernel's account, bytes by malloc's, descriptors. With a GPU those that torch has given out
+        there, and no others: the driver's own come and go."""
         worker, limit_s = self.worker, self.verifier.hang_limit_s
+        if self.verifier.kitchen.device.kind == "cuda":
+            return 0, worker.allocated_bytes(timeout_s=limit_s), 0
         return worker.own_bytes(), worker.allocated_bytes(timeout_s=limit_s), worker.open_files()
 
     def repeated(self, workload: str, trial: Trial) -> CaseResult:

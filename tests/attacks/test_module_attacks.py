@@ -263,6 +263,11 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
         ("gc.disable()", "gc.enable()", "the garbage collector"),
         ("signal.signal(10, signal.SIG_IGN)", "signal.signal(10, signal.SIG_DFL)", "the handlers of signals"),
         ("torch.manual_seed(3)", "torch.set_rng_state(r)", "the seed of torch's random numbers"),
+        (
+            "torch.default_generator.manual_seed(torch.initial_seed())",
+            "torch.set_rng_state(r)",
+            "the seed of torch's random numbers",
+        ),
         ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
         (
             "h = nn.modules.module._global_forward_hooks "
@@ -274,7 +279,19 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
         ("random.seed(1)", "random.setstate(s)", "the seed of random"),
         ("d = random.random(); np.random.seed(1)", "np.random.set_state(p); np.random.rand(3)", "the seed of numpy"),
     ],
-    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks", "environment", "random", "numpy"],
+    ids=[
+        "dtype",
+        "threads",
+        "collector",
+        "signals",
+        "seed",
+        "rewound",
+        "precision",
+        "hooks",
+        "environment",
+        "random",
+        "numpy",
+    ],
 )
 def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str

@@ -23,6 +23,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(extensions, "_registry", extensions._Registry())
     extensions._registry.folder = tmp_path
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    extensions._registry.libraries = {"a key": b"\0_Z12twice_kernelPKfPfl\0_Z21my_sgemm_ampere_tunedPf\0plain_c\0"}
+    extensions._registry.triton = {"softmax"}
     yield
 
 
@@ -132,6 +134,8 @@ def _labelled(*events: _Event) -> str:
 OWN = _Event("twice_kernel(float const*, float*, long)", 3.0)
 SPAN = _Event("forge_own::ext.twice", 40.0, is_user_annotation=True)
 ATEN = _Event("void at::native::vectorized_elementwise_kernel<4, MulFunctor>", 3.0)
+FFT = _Event("void vector_fft<2048u, (padding_t)1>(kernel_arguments_t<unsigned int>)", 90.0)
+FLASH = _Event("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>, false>(Flash_fwd_params)", 90.0)
 CUBLAS = _Event("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", 90.0)
 
 
@@ -152,6 +156,10 @@ def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
         ((OWN, CUBLAS, _operator("aten::mm", 90.0)), "library"),
         ((OWN, SPAN, CUBLAS), "library"),
         ((_Event("my_sgemm_ampere_tuned(float*)", 90.0), SPAN), "kernel"),
+        ((OWN, SPAN, FFT), "rewrite"),
+        ((OWN, SPAN, FFT, _operator("aten::_fft_r2c", 90.0)), "rewrite"),
+        ((OWN, SPAN, FLASH), "library"),
+        ((OWN, SPAN, FLASH, _operator("aten::_flash_attention_forward", 90.0)), "library"),
     ],
     ids=[
         "own",
@@ -164,6 +172,10 @@ def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
         "torch's product",
         "cuBLAS by itself",
         "own product",
+        "cuFFT by itself",
+        "torch's transform",
+        "torch's attention in a graph",
+        "torch's attention",
     ],
 )
 def test_time_belongs_to_whoever_wrote_the_kernel(events: tuple[_Event, ...], label: str) -> None:
@@ -201,6 +213,24 @@ def test_what_another_thread_does_for_an_own_function_is_torchs_work() -> None:
     operators = tuple((name, ns) for name, ns in found["operators"])
     seen = CallProfile(1, found["own_ns"], operators)
     assert dict(operators)["aten::sin"] > 0 and seen.own_share < 0.5, seen
+
+
+@pytest.mark.parametrize(
+    ("kernel", "brought"),
+    [
+        ("twice_kernel(float const*, float*, long)", True),
+        ("void space::twice_kernel<float, (int)4, other<int>>(float const*, float*)", True),
+        ("void (anonymous namespace)::twice_kernel<(bool)1>(float*)", True),
+        ("plain_c", True),
+        ("softmax", True),
+        ("wice_kernel(float*)", False),
+        ("plain", False),
+        ("void other::kernel<twice_kernel>(float*)", False),
+        ("", True),
+    ],
+)
+def test_whose_kernel_it_is(kernel: str, brought: bool) -> None:
+    assert extensions._is_brought(kernel) is brought
 
 
 def _one(own_ns: int, **operators: int) -> dict[str, Any]:

@@ -138,14 +138,10 @@ def test_signals_keep_their_handlers() -> None:
         signal.signal(signal.SIGUSR2, kept)
 
 
-def test_torchs_functions_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch_settings(torch)
     torch.rand(3)
     assert changed(before, torch_settings(torch)) == ()
-    seed = torch.initial_seed()
-    torch.manual_seed(seed + 1)
-    assert changed(before, torch_settings(torch)) == ("the seed of torch's random numbers",)
-    torch.manual_seed(seed)
     monkeypatch.setattr(torch.nn.functional, "a_new_name", len, raising=False)
     monkeypatch.setattr(torch.nn.Module, "__init__", torch.nn.Linear.__init__)  # torch.compile wraps it, too
     assert changed(before, torch_settings(torch)) == ()
@@ -153,28 +149,34 @@ def test_torchs_functions_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed(before, torch_settings(torch)) == ("torch's own functions",)
 
 
-def test_drawing_is_no_seeding() -> None:
-    kept, others = random.getstate(), np.random.get_state()
+def _rewind() -> None:
+    torch.default_generator.manual_seed(torch.initial_seed())
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: (random.random(), np.random.rand(), torch.rand(3)), ()),
+        (lambda: random.seed(3), ("the seed of random",)),
+        (lambda: np.random.seed(3), ("the seed of numpy.random",)),
+        (lambda: torch.manual_seed(3), ("the seed of torch's random numbers",)),
+        (_rewind, ("the seed of torch's random numbers",)),
+    ],
+    ids=["draws", "random", "numpy", "torch", "rewinds"],
+)
+def test_drawing_is_no_seeding(call: Callable[[], object], found: tuple[str, ...]) -> None:
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        found = Randomness()
+        seen = Randomness(torch)
         for _ in range(3):
-            found.scatter()
-            random.random()
-            found.look()
-        assert found.reseeded == ()
-        for _ in range(2):
-            found.scatter()
-            np.random.seed(3)
-            found.look()
-        assert found.reseeded == ("the seed of numpy.random",)
-        for _ in range(2):
-            found.scatter()
-            random.seed(3)
-            found.look()
-        assert found.reseeded == ("the seed of numpy.random", "the seed of random")
+            seen.scatter()
+            call()
+            seen.look()
+        assert seen.reseeded == found
     finally:
-        random.setstate(kept)
-        np.random.set_state(others)
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
 
 
 def test_a_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
