@@ -8,13 +8,16 @@ rule: to write megabytes would be a pause.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
+
+from pytest_cudaforge.evaluation.arena import checked
 
 __all__ = [
     "Change",
@@ -99,14 +102,38 @@ def decode_changes(places: Sequence[Sequence[int]], blob: bytes) -> list[Change]
     return found
 
 
+@contextlib.contextmanager
 def writers(
-    changes: Sequence[Change], address_of: Callable[[int, int], int]
-) -> Mapping[int, Sequence[Callable[[], object]]]:
+    changes: Sequence[Change], address_of: Callable[[int, int], int], driver: Any = None
+) -> Iterator[Mapping[int, Sequence[Callable[[], object]]]]:
     """By call number what has to be called before it; all is made ready here. ``address_of``: of a byte in an arena,
-    in this process's memory."""
-    found: dict[int, list[Callable[[], object]]] = {}
-    for change in changes:
-        size, address = len(change.data), address_of(change.slot, change.offset)
-        source = ctypes.create_string_buffer(change.data, size)
-        found.setdefault(change.call, []).append(partial(ctypes.memmove, address, source, size))
-    return found
+    in this process's memory.
+
+    ``driver``: CUDA's, where the arenas are a GPU's. The bytes lie there beforehand, and are written in the order of
+    the default stream; the calls have to be done when this ends.
+    """
+    with _device_bytes(driver, b"".join(change.data for change in changes)) as staged:
+        found: dict[int, list[Callable[[], object]]] = {}
+        for change in changes:
+            size, address = len(change.data), address_of(change.slot, change.offset)
+            if driver is None:
+                write = partial(ctypes.memmove, address, ctypes.create_string_buffer(change.data, size), size)
+            else:
+                write = partial(driver.cuMemcpyDtoDAsync, address, staged, size, 0)
+            found.setdefault(change.call, []).append(write)
+            staged += size
+        yield found
+
+
+@contextlib.contextmanager
+def _device_bytes(driver: Any, data: bytes) -> Iterator[int]:
+    """The address of ``data`` on the device; 0 where there is none."""
+    if driver is None or not data:
+        yield 0
+        return
+    address = checked(driver.cuMemAlloc(len(data)), "taking memory for values that change")
+    try:
+        checked(driver.cuMemcpyHtoD(address, data, len(data)), "copying values that change")
+        yield int(address)
+    finally:
+        driver.cuMemFree(address)

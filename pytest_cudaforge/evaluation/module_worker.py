@@ -332,6 +332,8 @@ class _Service:
         self._rotation: list[_Bound] = []
         #: (place in the arena, what the last call returned) of its outputs
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Instances made before, which live on beside the one that is called.
+        self._others: list[Any] = []
         self._tree: Any = None
         self._driver: Any = None
         #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
@@ -346,7 +348,7 @@ class _Service:
         elif request.operation == _DETACH:
             self._detach(asked["slot"])
         elif request.operation == _RELOAD:
-            self._held = []
+            self._held, self._others = [], [*self._others, self._model]
             self._construct()
         elif request.operation == _RUN:
             return self._run(asked["bindings"], late=asked["late"])
@@ -578,22 +580,21 @@ class _Service:
         bounds = [self._bind(bindings) for bindings in asked["sets"]]
         self._load_weights(bounds[0])
         self._held = []
-        written = writers(decode_changes(asked["changes"], blob), self._address)
         model, count, calls = self._model, len(bounds), asked["calls"]
-        try:
-            for call in range(calls):
-                if call in written:
-                    for write in written[call]:
+        with writers(decode_changes(asked["changes"], blob), self._address, self._driver) as written:
+            try:
+                for call in range(calls):
+                    for write in written.get(call, ()):
                         write()
-                bound = bounds[call % count]
-                output = model(*bound.args, **bound.kwargs)
-                if call >= calls - count:
-                    fetch(output, bound.outputs)
-        except NEVER:
-            raise _CandidateError(_NEEDS_BUILD, "") from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
-        self._synchronize()
+                    bound = bounds[call % count]
+                    output = model(*bound.args, **bound.kwargs)
+                    if call >= calls - count:
+                        fetch(output, bound.outputs)
+            except NEVER:
+                raise _CandidateError(_NEEDS_BUILD, "") from None
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
+            self._synchronize()
 
     def _run_kept(self, sets: Sequence[Any], order: Sequence[int]) -> int:
         """How many answers are no longer what they were when they were returned."""

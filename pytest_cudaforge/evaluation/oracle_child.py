@@ -38,10 +38,13 @@ from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.evaluation.variants import (
     apply_variant,
     fixed_names,
+    front_names,
     neighbour_names,
+    parted_names,
     rounder_names,
     side_of,
     strided_names,
+    tiny_names,
 )
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
@@ -150,7 +153,8 @@ class _Oracle:
         subject = self.subject(target)
         args, kwargs = subject.draw(workload, 0)
         found = []
-        for name in [*strided_names(), *fixed_names((args, kwargs), subject.draw(workload, 1))]:
+        others = fixed_names((args, kwargs), subject.draw(workload, 1))
+        for name in [*strided_names(), *front_names(args, kwargs), *others]:
             found += self._variants(subject, workload, [name])
         names = neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ()
         for _, alike in itertools.groupby(names, key=side_of):
@@ -158,6 +162,13 @@ class _Oracle:
             # Nothing tried is nothing known: a kernel would be thought right at sizes that nobody looked at.
             taken = self._variants(subject, workload, members)
             found += taken or self._variants(subject, workload, rounder_names(members[0]))[: len(members)]
+        for name in parted_names(args, kwargs) if sizes else ():
+            found += self._variants(subject, workload, [name])
+        for name in tiny_names(args, kwargs) if sizes else ():
+            taken = self._variants(subject, workload, [name])
+            found += taken
+            if taken:
+                break
         return found
 
     def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:

@@ -2,15 +2,16 @@
 In the oracle's process only.
 
 A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
-``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"other kw.mask"`` (by path). Numbers are drawn secretly, so that no kernel
-can know the sizes and strides that it will be tried with.
+``"strided in front"``, ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
+``"only last 64 -> 43"``, ``"all but last 64 -> 43"``, ``"other kw.mask"`` (by path). Numbers are drawn secretly, so
+that no kernel can know the sizes and strides that it will be tried with.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,24 +20,39 @@ from torch import Tensor
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 __all__ = [
+    "IN_FRONT",
     "OTHER",
+    "PARTED",
     "STRIDED",
+    "TINY",
     "apply_variant",
     "fixed_names",
+    "front_names",
     "neighbour_names",
+    "parted_names",
     "rounder_names",
     "side_of",
     "strided_names",
+    "tiny_names",
 ]
 
 #: How the names of variants begin that have other values.
 OTHER = "other "
 #: And those that have other strides.
 STRIDED = "strided"
+#: With the dimensions before the last one swapped in memory, as heads and positions are behind a transpose.
+IN_FRONT = f"{STRIDED} in front"
+#: With several sizes far smaller.
+TINY = "tiny"
+#: With a size changed in last dimensions alone, or in all others alone.
+PARTED = ("only last", "all but last")
 
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
+_CHANGE = re.compile(r"(\d+) -> (\d+)")
 _SPREAD = re.compile(rf"{STRIDED} (step|pad) (\d+)")
 _MAX_NEIGHBOURS = 3
+#: How many sizes may shrink, one by one or together, and by how much to be tiny.
+_MAX_SMALLER, _TINY = 6, (16, 8)
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -58,6 +74,14 @@ def apply_variant(
     elif match := _SPREAD.fullmatch(name):
         change, count = _stepped if match[1] == "step" else _padded, int(match[2])
         leaves = {path: change(leaf, count) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif name == IN_FRONT:
+        leaves = {path: _swapped_in_front(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif name.startswith((TINY, *PARTED)):
+        sizes = {int(old): int(new) for old, new in _CHANGE.findall(name)}
+        places = _places_of(name)
+        leaves = {
+            path: _cut(leaf, sizes, places) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()
+        }
     elif match := _SIZE.fullmatch(name):
         old, new = int(match[1]), int(match[2])
         leaves = {path: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
@@ -99,6 +123,33 @@ def _strided(tensor: Tensor) -> Tensor:
     swapped = tensor.transpose(-1, -2)
     padded = torch.cat([swapped, swapped[..., :1]], dim=-1)
     return padded[..., :-1].transpose(-1, -2)
+
+
+def front_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """:data:`IN_FRONT`, where a tensor has such dimensions."""
+    leaves, _ = flatten_call(args, kwargs)
+    if any(not _swapped_in_front(leaf).is_contiguous() for leaf in leaves.values() if isinstance(leaf, Tensor)):
+        yield IN_FRONT
+
+
+def _swapped_in_front(tensor: Tensor) -> Tensor:
+    """The same values, with the two dimensions before the last swapped in memory."""
+    return tensor if tensor.dim() < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+
+def _places_of(name: str) -> Callable[[int, int], bool]:
+    """Whether a variant of this name changes the size of a dimension of so many."""
+    return {
+        PARTED[0]: lambda dim, dims: dim == dims - 1,
+        PARTED[1]: lambda dim, dims: dim < dims - 1,
+    }.get(name.rpartition(" ->")[0].rpartition(" ")[0], lambda dim, dims: True)
+
+
+def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], bool]) -> Tensor:
+    for dim, size in enumerate(tensor.shape):
+        if places(dim, tensor.dim()):
+            tensor = tensor.narrow(dim, 0, sizes.get(size, size))
+    return tensor.contiguous()
 
 
 def strided_names() -> Iterator[str]:
@@ -146,6 +197,36 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: b
     """Names of variants with one size changed wherever it occurs, for the leading sizes: smaller, and several times as
     large. One after another of the same size and direction are for plans that refuse the ones before, or have other
     constants there; the first size (``dynamic``, where any size is promised: each of them) has such larger ones."""
+    tensors, safe = _sizes(args, kwargs)
+    for size in safe:
+        yield from _renamed(size, (_smaller(size), size - 1))
+    for place, size in enumerate(safe[:_MAX_NEIGHBOURS]):
+        near = (size + _CHANCE.randint(*_NEAR), size + _GROWTH) if dynamic or place == 0 else ()
+        far = _far(size, tensors)
+        yield from _renamed(size, (far, *near) if far else near)
+
+
+def tiny_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with all sizes far smaller, or one of them; the first that the reference takes will do. A
+    kernel may count on as many rows, warps or tiles as half the drawn sizes still have."""
+    _, safe = _sizes(args, kwargs)
+    found = [(size, _CHANCE.randint(max(1, size // _TINY[0]), size // _TINY[1])) for size in safe if size >= _TINY[0]]
+    for some in [found, *([pair] for pair in found)] if len(found) > 1 else [found] if found else []:
+        yield f"{TINY} " + ", ".join(f"{old} -> {new}" for old, new in some)
+
+
+def parted_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants in which what has one size in last dimensions and in others has two: rows need not be as long
+    as there are rows."""
+    tensors, safe = _sizes(args, kwargs)
+    for size in safe:
+        last = any(tensor.shape[-1] == size for tensor in tensors)
+        if last and any(size in tensor.shape[:-1] for tensor in tensors):
+            yield from (f"{kind} {size} -> {_smaller(size)}" for kind in PARTED)
+
+
+def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], list[int]]:
+    """The tensors of a call, and the leading sizes among theirs that may change."""
     leaves, _ = flatten_call(args, kwargs)
     sizes: dict[int, None] = {}
     tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and leaf.dim()]
@@ -153,14 +234,9 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: b
         for tensor in tensors:
             if dim < tensor.dim() and tensor.shape[dim] > 1:
                 sizes.setdefault(int(tensor.shape[dim]))
-    indices = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and _may_index(leaf)]
-    safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)][:_MAX_NEIGHBOURS]
-    for size in safe:
-        yield from _renamed(size, (_smaller(size), size - 1))
-    for place, size in enumerate(safe):
-        near = (size + _CHANCE.randint(*_NEAR), size + _GROWTH) if dynamic or place == 0 else ()
-        far = _far(size, tensors)
-        yield from _renamed(size, (far, *near) if far else near)
+    indices = [tensor for tensor in tensors if _may_index(tensor)]
+    safe = [size for size in sizes if not any(_points_into(tensor, size) for tensor in indices)]
+    return tensors, safe[:_MAX_SMALLER]
 
 
 def _renamed(size: int, found: Collection[int]) -> Iterator[str]:

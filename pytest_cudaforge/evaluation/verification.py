@@ -83,11 +83,12 @@ _LEAK_S, _LEAK_CALLS, _LEAK_BATCHES, _LEAK_BYTES = 0.008, 1024, 3, 2 * resource.
 _LEAK_FACTORS, _LEAK_MOST_BYTES, _LEAK_FEWEST = (1, 4, 16), 1 << 26, 128
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
-#: Where a worker has the arena once more, read-only, and on which kinds of devices a module's does.
+#: Where a worker has the arena once more, read-only.
 _SEALED_SLOT = 2
-_SEALED_MODULES: tuple[str, ...] = ("cpu",)
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
 _OTHER, _STRIDED = "other ", "strided"
+#: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
+_IF_TAKEN = ("strided in front", "tiny", "only last", "all but last")
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)
@@ -223,6 +224,7 @@ class Verifier:
                 self._check_second_call(product, run, trials[-1])
                 self._check_one_after_another(product, run, trials[-1])
                 self._check_kept(product, run, trials[-1])
+                self._check_second_instance(product, run, trials[-1])
                 self._check_beside(product, run, trials[-1])
                 self._check_crowded(product, run, trials[-1])
                 self._check_late(product, run, trials[-1])
@@ -329,6 +331,19 @@ class Verifier:
             )
             raise Refusal(Status.REJECTED, reason, verification=self._findings.verification)
 
+    def _check_second_instance(self, product: Product, run: _Run, last: Trial) -> None:
+        """Another instance beside the first, as a network's second layer is, with weights of its own: a module that
+        keeps what it derived from weights for all of its class answers with the first one's."""
+        if product.traced.main.steps or self.oracle.mutates(self.target, product.workload.name):
+            return
+        try:
+            run.worker.reload("making a second instance", timeout_s=self.hang_limit_s)
+        except LaunchFailure:
+            return  # nobody promised that there may be two
+        case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
+        trial = replace(last, name="a second instance", case=case, calls_before=0, renewed=False, exchanged=False)
+        self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
+
     def _check_beside(self, product: Product, run: _Run, last: Trial) -> None:
         """Two threads make the call at once, each with values and scratch of its own, as a server's do: a kernel whose
         workspace is static mixes them up."""
@@ -373,8 +388,6 @@ class Verifier:
     def _check_changed(self, product: Product, run: _Run, last: Trial) -> None:
         """Values that change between two calls of a burst: a kernel that works after a pause only, when somebody may
         have looked or written, is right in all other trials."""
-        if self.kitchen.device.kind != "cpu":
-            return  # a sitting by device events takes what such a kernel saves for what it is
         if self.oracle.mutates(self.target, product.workload.name):
             return  # so many calls have changed their own inputs that no answer can be told any more
         trial = replace(last, name="changed between calls", calls_before=0, renewed=False, exchanged=False)
@@ -397,10 +410,7 @@ class Verifier:
 
     def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
-        the old bytes back shows in no comparison. A module's host code could map a GPU's memory as it likes."""
-        plan = bool(product.traced.main.steps)
-        if not plan and self.kitchen.device.kind not in _SEALED_MODULES:
-            return
+        the old bytes back shows in no comparison. (A module's host code could map a GPU's memory as it likes.)"""
         trial = replace(last, name="sealed inputs", case=replace(last.case, seed=secrets.randbits(62)))
         trial = replace(trial, calls_before=0, renewed=False, exchanged=False)
         run.seal(self.oracle.mutates(self.target, product.workload.name))
@@ -496,6 +506,8 @@ class Verifier:
                         self._probe_other_values(other, variant)
                     continue
                 strided = name.startswith(_STRIDED)
+                if name.startswith(_IF_TAKEN) and not product.traced.main.steps:
+                    continue  # each takes a process of its own, and nothing of a module is dispatched to
                 sizes += not strided
                 if excluded is None or self._is_open(excluded, strided):
                     self._probe_variants(list(members), strided)
@@ -568,6 +580,8 @@ class Verifier:
                 refused = str(error)
                 continue
             self._conclude(name, problem, contract, strided)
+            return
+        if members[0][0].startswith(_IF_TAKEN):
             return
         # Where nothing but a far size was drawn, it was for kernels that take it as they are.
         if contract or strided or len(members) > 1 or not _grows(members[0][0]):

@@ -176,7 +176,7 @@ class Worker:
     def run_changed(
         self, sets: Sequence[Sequence[Binding]], calls: int, changes: Sequence[Change], *, timeout_s: float
     ) -> None:
-        """CPU only: as :meth:`run_many`, with ``changes`` written between calls, which visit every set at least once.
+        """As :meth:`run_many`, with ``changes`` written between calls, which visit every set at least once.
 
         The candidate's process writes them: what lies there afterwards is for the oracle to compare.
         """
@@ -499,14 +499,14 @@ class _Service:
 
     def _run_changed(self, asked: Any, blob: bytes) -> None:
         runs = [self._bind("main", bindings).run for bindings in asked["sets"]]
-        written = writers(decode_changes(asked["changes"], blob), self._address)
         count = len(runs)
-        for call in range(asked["calls"]):
-            if call in written:
-                for write in written[call]:
+        driver = None if self._device == "cpu" else self._driver
+        with writers(decode_changes(asked["changes"], blob), self._address, driver) as written:
+            for call in range(asked["calls"]):
+                for write in written.get(call, ()):
                     write()
-            runs[call % count]()
-        self._synchronize("running main")
+                runs[call % count]()
+            self._synchronize("running main")
 
     def _run_beside(self, sets: Sequence[Any], least: int, most: int) -> None:
         bound, other = (self._bind("main", bindings) for bindings in sets)

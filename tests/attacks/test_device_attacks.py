@@ -20,7 +20,7 @@ from device_rows import BOMBS, KEPT_SUMS, LAZY, LAZY_NS, PLAIN_SUMS, REFUSED, RO
 from switches import SWITCHES
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
-from pytest_cudaforge.evaluation import sitting, verification
+from pytest_cudaforge.evaluation import sitting
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.novelty import Round
@@ -150,7 +150,7 @@ def _require_refused(row: DeviceRow, evaluation: Evaluation) -> None:
 
 
 def _untimed(rows: Sequence[DeviceRow]) -> list[DeviceRow]:
-    return [row for row in rows if not row.timing and (row.off != "sealed" or row.attack.language == "cuda")]
+    return [row for row in rows if not row.timing]
 
 
 @pytest.mark.parametrize("row", _untimed(ROWS), ids=lambda row: row.name)
@@ -241,19 +241,6 @@ def test_none_of_these_modules_is_ever_a_pass_and_the_next_verdict_is_unharmed(m
     after = modules.evaluate(HONEST_MODULE, "twice_any")
     assert after.status is Status.PASSED, after.reason
     assert not failed, "\n".join(failed)
-
-
-@pytest.mark.parametrize("row", [row for row in MODULE_ROWS if row.off == "sealed"], ids=lambda row: row.name)
-def test_a_module_that_writes_sealed_inputs_is_refused_and_no_other(
-    row: DeviceRow, modules: _Verdicts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Off by default on a GPU, where a module could map its memory again."""
-    assert modules.without("sealed", row.name).status is Status.PASSED
-    monkeypatch.setattr(verification, "_SEALED_MODULES", ("cpu", "cuda"))
-    _require_refused(row, modules.evaluate(row.attack, row.target))
-    evaluation = modules.evaluate(row.twin, row.target)
-    _show(f"{row.name}, twin", evaluation)
-    assert evaluation.status is Status.PASSED, evaluation.reason
 
 
 # -- time

@@ -251,6 +251,28 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
     assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
 
 
+_PACKS = """
+    packed = {}
+"""
+_PACKED = """
+    key = (self.weight.shape, self.weight._version) if SHARED else id(self)
+    if key not in packed or not SHARED:
+        packed[key] = self.weight.float() * 2
+    return F.rms_norm(x, x.shape[-1:], packed[key] / 2, 1e-6)
+"""
+
+
+def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (model(_PACKED.replace("SHARED", shared), NORM_INIT, before=_PACKS) for shared in ("True", "False"))
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "second instance" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None)
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
 @pytest.mark.parametrize(
     ("change", "undo", "words"),
     [
@@ -263,11 +285,6 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
         ("gc.disable()", "gc.enable()", "the garbage collector"),
         ("signal.signal(10, signal.SIG_IGN)", "signal.signal(10, signal.SIG_DFL)", "the handlers of signals"),
         ("torch.manual_seed(3)", "torch.set_rng_state(r)", "the seed of torch's random numbers"),
-        (
-            "torch.default_generator.manual_seed(torch.initial_seed())",
-            "torch.set_rng_state(r)",
-            "the seed of torch's random numbers",
-        ),
         ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
         (
             "h = nn.modules.module._global_forward_hooks "
@@ -275,23 +292,14 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
             "h.remove()",
             "hooks",
         ),
-        ("os.environ['FORGE_X'] = '1'", "os.environ.pop('FORGE_X')", "the environment"),
-        ("random.seed(1)", "random.setstate(s)", "the seed of random"),
-        ("d = random.random(); np.random.seed(1)", "np.random.set_state(p); np.random.rand(3)", "the seed of numpy"),
+        (
+            "os.environ['FORGE_X'] = '1'; random.seed(1); np.random.seed(1)\n"
+            "torch.default_generator.manual_seed(torch.initial_seed())",
+            "os.environ.pop('FORGE_X'); random.setstate(s); np.random.set_state(p); torch.set_rng_state(r)",
+            "the environment, the seed of numpy.random, the seed of random, the seed of torch's random numbers",
+        ),
     ],
-    ids=[
-        "dtype",
-        "threads",
-        "collector",
-        "signals",
-        "seed",
-        "rewound",
-        "precision",
-        "hooks",
-        "environment",
-        "random",
-        "numpy",
-    ],
+    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks", "many"],
 )
 def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str

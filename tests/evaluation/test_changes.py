@@ -42,10 +42,10 @@ def test_changes_survive_the_way_to_a_worker() -> None:
 def test_what_is_written_lies_where_it_should_and_is_sorted_by_call() -> None:
     memory = ctypes.create_string_buffer(b"." * 16, 16)
     changes = [Change(3, 0, 2, b"ab"), Change(1, 0, 9, b"c"), Change(3, 0, 5, b"d")]
-    written = writers(changes, lambda slot, offset: ctypes.addressof(memory) + offset)
-    assert sorted(written) == [1, 3] and memory.raw == b"." * 16
-    for write in written[3]:
-        write()
+    with writers(changes, lambda slot, offset: ctypes.addressof(memory) + offset) as written:
+        assert sorted(written) == [1, 3] and memory.raw == b"." * 16
+        for write in written[3]:
+            write()
     assert memory.raw == b"..ab.d.........."
 
 

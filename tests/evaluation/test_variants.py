@@ -14,13 +14,17 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation import variants, verification
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.variants import (
+    IN_FRONT,
     OTHER,
     STRIDED,
     apply_variant,
     fixed_names,
+    front_names,
     neighbour_names,
+    parted_names,
     rounder_names,
     strided_names,
+    tiny_names,
 )
 
 TARGETS = """
@@ -200,3 +204,29 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
     assert (verification._OTHER, verification._STRIDED) == (OTHER, STRIDED)
     assert all(verification._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
+
+
+def test_heads_and_positions_as_behind_a_transpose() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    assert list(front_names((x,), {})) == [IN_FRONT] and not list(front_names((x[0, 0],), {}))
+    (swapped,), _ = apply_variant(IN_FRONT, (x,), {})
+    assert torch.equal(swapped, x) and swapped.stride() == (60, 5, 15, 1)
+
+
+def test_all_sizes_become_tiny_at_once_or_one_by_one() -> None:
+    x, bias = torch.randn(64, 480, 3), torch.randn(480)
+    together, *singly = tiny_names((x, bias), {})
+    (small, less), _ = apply_variant(together, (x, bias), {})
+    assert small.shape[0] <= 8 and 30 <= small.shape[1] <= 60 and small.shape[2] == 3
+    assert less.shape == (small.shape[1],) and small.is_contiguous()
+    assert [apply_variant(name, (x, bias), {})[0][0].shape[2] for name in singly] == [3, 3]
+    assert [name.count("->") for name in singly] == [1, 1]
+
+
+def test_rows_need_not_be_as_long_as_there_are_rows() -> None:
+    scores, scale = torch.randn(4, 64, 64), torch.randn(64)
+    shapes = [apply_variant(name, (scores, scale), {})[0] for name in parted_names((scores, scale), {})]
+    (longer, less), (wider, same) = shapes
+    assert longer.shape[:2] == (4, 64) and longer.shape[2] == less.shape[0] < 64
+    assert wider.shape[2] == 64 > wider.shape[1] and same.shape == (64,)
+    assert not list(parted_names((torch.randn(4, 64),), {}))
