@@ -397,12 +397,16 @@ def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:
-    """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow."""
+    """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow; every
+    other pair within a row, so that nothing of that row but its order is another."""
     if leaf.numel() < 2:
         return leaf
     changed = leaf.clone()
-    for _ in range(EXCHANGES):
+    for pair in range(EXCHANGES):
         places = torch.randint(leaf.numel(), (16,), generator=generator).tolist()
+        if pair % 2 and leaf.dim() and leaf.shape[-1] > 1:
+            row = places[0] // leaf.shape[-1] * leaf.shape[-1]
+            places = [row + place % leaf.shape[-1] for place in places]
         indices = [tuple(unravelled(place, tuple(leaf.shape))) for place in places]
         values = [float(changed[index]) for index in indices]
         far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))

@@ -336,13 +336,14 @@ class Verifier:
         keeps what it derived from weights for all of its class answers with the first one's."""
         if product.traced.main.steps or self.oracle.mutates(self.target, product.workload.name):
             return
-        try:
-            run.worker.reload("making a second instance", timeout_s=self.hang_limit_s)
-        except LaunchFailure:
-            return  # nobody promised that there may be two
-        case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
-        trial = replace(last, name="a second instance", case=case, calls_before=0, renewed=False, exchanged=False)
-        self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
+        for name in ("a second instance", "a third instance"):  # loaded alike, and the first one long ago
+            try:
+                run.worker.reload(name, timeout_s=self.hang_limit_s)
+            except LaunchFailure:
+                return  # nobody promised that there may be two
+            case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
+            trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False)
+            self._judge_further(product, trial, lambda name, other: run.case(name, other, contract=True))
 
     def _check_beside(self, product: Product, run: _Run, last: Trial) -> None:
         """Two threads make the call at once, each with values and scratch of its own, as a server's do: a kernel whose
@@ -783,7 +784,8 @@ class _Run:
         return CaseResult(workload, trial.name, True, True, None, None, ())
 
     def one_after_another(self, workload: str, trial: Trial) -> CaseResult:
-        """Other values in two frames, a call in each by one request, and the answer of the second."""
+        """Other values in two frames, a call in each by one request, and the answers: of the first, which finds nobody
+        at work, and of the second, which comes right behind it."""
         oracle, frames = self.verifier.oracle, secrets.SystemRandom().sample(range(len(self.layout.main)), 2)
         for frame in frames:
             case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
@@ -791,10 +793,7 @@ class _Run:
         self._prepare(trial)
         sets = [self._bindings(frame) for frame in frames]
         self.worker.run_many(sets, len(sets), timeout_s=self.verifier.hang_limit_s)
-        self.worker.stop()
-        leaves = output_leaves(self.product.traced.main, self.layout, frames[-1])
-        check = oracle.check(self.bench, frames[-1], leaves, zones=False)
-        self.worker.cont()
+        check = self._judged(frames)
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
 

@@ -56,6 +56,14 @@ def test_honest_kernel_passes_and_is_timed(evaluator: Evaluator, repo: Path) -> 
     assert from_json(Evaluation, to_json(evaluation)) == evaluation
 
 
+def test_a_kernel_whose_last_bits_are_others_in_each_call_is_timed(evaluator: Evaluator, repo: Path) -> None:
+    """As sums are whose terms come in no order: atomics, OpenMP's reductions."""
+    moved = "static int n; if (++n % 3 == 0) for (long i = 0; i < rows * cols; ++i) y[i] = std::nextafter(y[i], 9e9f);"
+    for _ in range(3):  # which answers are looked at again is drawn
+        evaluation = evaluator.evaluate(norm(after=moved), find(repo, "::RMSNorm"))
+        assert evaluation.status is Status.PASSED, evaluation.reason
+
+
 @pytest.mark.parametrize(
     ("candidate", "status", "words"),
     [
