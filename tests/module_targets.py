@@ -56,6 +56,11 @@ class Norm(nn.Module):
         return self.norm(x)
 
 
+@forge_target(workloads={"short": lambda: [torch.randn(8, 64)], "long": lambda: [torch.randn(8, 600)]})
+def sums(x):
+    return x.sum(-1)
+
+
 @forge_target(inputs=lambda: {"x": torch.randn(8, 64), "low": 0.25})
 def pair(x, low):
     return {"top": x.amax(-1), "count": (x > low).sum(-1), "parts": [x[:, :8] * 2, 3]}

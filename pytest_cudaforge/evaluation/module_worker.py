@@ -47,10 +47,12 @@ from pytest_cudaforge.records import WorkloadFacts
 if TYPE_CHECKING:
     import torch
 
+    from pytest_cudaforge.evaluation.crowd import Crowd
+
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "serve"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
-_RUN_CHANGED, _RUN_KEPT = 10, 15
+_RUN_CHANGED, _RUN_KEPT, _TURN = 10, 15, 16
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
@@ -123,13 +125,8 @@ class ModuleWorker(Worker):
         self._on_gpu = device != "cpu"
         self._plan, self._workload = traced.main, workload
         payload = {
+            **_call_of(traced, workload),
             "recipe": {name: getattr(recipe, name) for name in recipe.__dataclass_fields__},
-            "traced": plan.encode(traced),
-            "leaves": {
-                path: plan.encode_tree(leaf) for path, leaf in workload.inputs if not isinstance(leaf, plan.TensorSpec)
-            },
-            "tree": workload.input_tree,
-            "shared": list(workload.shared),
             "device": device,
             "libraries": [[key, len(library)] for key, library in libraries.items()],
         }
@@ -147,17 +144,24 @@ class ModuleWorker(Worker):
         at_work: bool = False,
         late: bool = False,
     ) -> LaunchPlan:
-        """Call the candidate once, copy its outputs into the arena and synchronise. (Nobody crowds a module's device.)
+        """Call the candidate once, copy its outputs into the arena and synchronise. ``room`` 0: while other streams
+        hold all of the device for some milliseconds.
 
         Returns the plan as the candidate answered it: compare its outputs with the workload's before anything is
         judged, then judge where ``module_plan.judged_plan`` says.
         """
-        if which != "main" or room is not None or at_work:
-            raise LaunchFailure("a module has no prepare plan and no crowded calls")
-        asked = {"bindings": [list(b) for b in bindings], "late": late}
+        if which != "main" or room or at_work:
+            raise LaunchFailure("a module has no prepare plan, and nothing fits beside it")
+        asked = {"bindings": [list(b) for b in bindings], "late": late, "held": room is not None}
         reply = self._ask(_RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
+
+    def turn(self, traced: TracedPlan, workload: WorkloadFacts, *, timeout_s: float) -> None:
+        """From now on calls are those of another workload, of the same instance. Arenas stay attached."""
+        self._sets = None
+        self._plan, self._workload = traced.main, workload
+        self._ask(_TURN, _call_of(traced, workload), "turning to another workload", timeout_s)
 
     def run_kept(self, sets: Sequence[Sequence[Binding]], order: Sequence[int], *, timeout_s: float) -> int:
         """A call on ``sets[n]`` for each n of ``order``, all answers kept until the last: how many of them are others
@@ -215,6 +219,18 @@ class ModuleWorker(Worker):
             raise DeviceError(f"{phase}: {text}")
         self._child.kill()
         raise WorkerProtocol(f"the worker failed while {phase}: {text}", phase=phase)
+
+
+def _call_of(traced: TracedPlan, workload: WorkloadFacts) -> dict[str, Any]:
+    """What a child has to know of a workload's calls."""
+    return {
+        "traced": plan.encode(traced),
+        "leaves": {
+            path: plan.encode_tree(leaf) for path, leaf in workload.inputs if not isinstance(leaf, plan.TensorSpec)
+        },
+        "tree": workload.input_tree,
+        "shared": list(workload.shared),
+    }
 
 
 def _start_of(text: str) -> ModuleStart:
@@ -336,6 +352,7 @@ class _Service:
         self._others: list[Any] = []
         self._tree: Any = None
         self._driver: Any = None
+        self._crowd: Crowd | None = None
         #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
         self._settings: dict[str, object] = {}
 
@@ -351,11 +368,16 @@ class _Service:
             self._held, self._others = [], [*self._others, self._model]
             self._construct()
         elif request.operation == _RUN:
+            if asked["held"] and self.device.type == "cuda":
+                with self._crowded().held():
+                    return self._run(asked["bindings"], soiled=False)
             return self._run(asked["bindings"], late=asked["late"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
+        elif request.operation == _TURN:
+            self._turn(asked)
         elif request.operation == _RUN_KEPT:
             return str(self._run_kept(asked["sets"], asked["order"]))
         elif request.operation == LEFT:
@@ -372,18 +394,13 @@ class _Service:
     def _start(self, asked: Any, blob: bytes) -> str:
         import torch
 
-        from pytest_cudaforge.evaluation.cases import tree_leaves
         from pytest_cudaforge.evaluation.precision import precision_flags
 
         self._torch, self._random = torch, Randomness(torch)
         self._delay: Callable[[int], None] = torch.cuda._sleep
-        self._shared = frozenset(asked["shared"])
         self._recipe = ModuleRecipe(**asked["recipe"])
         self.device = torch.device(asked["device"])
-        self.plan = plan.decode(asked["traced"]).main
-        self.output_views = [(p, v) for p, v in tree_leaves(self.plan.outputs, "out") if isinstance(v, plan.View)]
-        self.leaves = {path: _plain(leaf) for path, leaf in asked["leaves"].items()}
-        self._tree = asked["tree"]
+        self._turn(asked)
         torch.set_num_threads(self._recipe.threads)
         if self.device.type == "cpu":
             _keep_freed_memory()
@@ -408,6 +425,17 @@ class _Service:
         self._settings = self._settings_now()
         state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in self._state.items()]
         return json.dumps({"state": state})
+
+    def _turn(self, asked: Any) -> None:
+        """Take up the calls of a workload."""
+        from pytest_cudaforge.evaluation.cases import tree_leaves
+
+        self.plan = plan.decode(asked["traced"]).main
+        self.output_views = [(p, v) for p, v in tree_leaves(self.plan.outputs, "out") if isinstance(v, plan.View)]
+        self.leaves = {path: _plain(leaf) for path, leaf in asked["leaves"].items()}
+        self._tree, self._shared = asked["tree"], frozenset(asked["shared"])
+        self._bound.clear()
+        self._held = []
 
     def _import(self) -> Any:
         name = "cudaforge_candidate"
@@ -517,12 +545,14 @@ class _Service:
     def _call(self, bound: _Bound) -> Any:
         return self._guarded(_LAUNCH_REFUSED, "forward", lambda: self._model(*bound.args, **bound.kwargs))
 
-    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
+    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool = False, soiled: bool = True) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._random.scatter()
         if late and self.device.type == "cuda":
             bound = self._written_late(bound)
+        if soiled and self.device.type == "cuda":
+            self._crowded().soil()
         with extensions.sabotaged_operators():
             output = self._call(bound)
         self._random.look()
@@ -536,6 +566,13 @@ class _Service:
                 place.copy_(tensor)
         self._synchronize()
         return json.dumps(leaves)
+
+    def _crowded(self) -> Crowd:
+        if self._crowd is None:
+            from pytest_cudaforge.evaluation.crowd import Crowd
+
+            self._crowd = Crowd(self.device.index or 0)
+        return self._crowd
 
     def _written_late(self, bound: _Bound) -> _Bound:
         """The same call on copies of its inputs, which the stream of the caller writes in some milliseconds: as behind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -171,6 +172,8 @@ class Verifier:
                 # What the trial before wrote there is not what the next one finds.
                 trials = tuple(trial for trial in trials if not (trial.renewed or trial.exchanged))
             self._run_contract(product, trials)
+        for before, product in itertools.pairwise(products):
+            self._check_turns(before, product)
         if not self.probed:
             self._narrow("nothing but the drawn calls was tried", contiguous=True, drawn=True)
         names = [workload.name for workload in self.facts.workloads]
@@ -360,7 +363,10 @@ class Verifier:
         """New values, and a call while one multiprocessor is free, or one block's share of it: blocks that else run
         side by side run one after another, so that who reads what others have not written yet finds what the call
         before left. Then two blocks beside others that take their turns: who waits by the clock comes too soon."""
-        if self.kitchen.device.kind != "cuda" or not product.traced.main.steps:
+        if self.kitchen.device.kind != "cuda":
+            return
+        if not product.traced.main.steps:
+            self._check_held(product, run, last)
             return
         sizes = block_sizes(product.traced.main, product.binaries)
         rooms = [(0, False), *((size, False) for size in sorted({max(sizes), min(sizes)} if sizes else ()))]
@@ -373,6 +379,28 @@ class Verifier:
             trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False)
             trial = replace(trial, room=room, at_work=at_work)
             self._judge_further(product, trial, lambda name, crowded: run.case(name, crowded, contract=True))
+
+    def _check_turns(self, product: Product, other: Product) -> None:
+        """One instance of a module is called with both workloads by turns: what it sized, or kept, by its first call is
+        wrong afterwards. A launch plan has an instance of its own for each."""
+        mutated = any(self.oracle.mutates(self.target, one.workload.name) for one in (product, other))
+        if product.traced.main.steps or mutated or _is_big(product.workload) or _is_big(other.workload):
+            return
+        with self._bench(product, call_layout(product.traced, frames=1), "") as run:
+            assert isinstance(run.worker, ModuleWorker)
+            with self._bench(other, call_layout(other.traced, frames=1), "", run.worker) as second:
+                for turned in (run, second, run):
+                    run.worker.turn(turned.product.traced, turned.product.workload, timeout_s=self.hang_limit_s)
+                    trial = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
+                    self._judge_further(turned.product, trial, functools.partial(turned.case, contract=True))
+
+    def _check_held(self, product: Product, run: _Run, last: Trial) -> None:
+        """New values, and a call while other streams hold the device: work in a stream of the module's own, for which
+        the caller's does not wait, has else been done by the time that anybody looks."""
+        case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed)
+        trial = replace(last, name="while the device is held", case=case, calls_before=0, renewed=False, room=0)
+        trial = replace(trial, exchanged=False)
+        self._judge_further(product, trial, lambda name, held: run.case(name, held, contract=True))
 
     def _check_late(self, product: Product, run: _Run, last: Trial) -> None:
         """New values that the caller's stream writes after the call: host code that works in another stream has to

@@ -399,6 +399,8 @@ class _Service:
             if asked["room"] is not None and self._device != "cpu":
                 self._crowded().around(bound, asked["room"], at_work=asked["at_work"])
             else:
+                if self._device != "cpu":
+                    self._crowded().soil()
                 bound.run()
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:

@@ -251,6 +251,24 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
     assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
 
 
+_FIRST = """
+    if not hasattr(self, "cols") or HONEST:
+        self.cols = x.shape[-1]
+    return x[..., :self.cols].sum(-1)
+"""
+
+
+def test_a_module_that_sizes_itself_by_its_first_call_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (model(_FIRST.replace("HONEST", honest)) for honest in ("False", "True"))
+    evaluation = _verdict(lenient, repo, attack, "::sums")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "by turns" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin, "::sums").status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_turns", lambda *_: None)
+    assert _verdict(lenient, repo, attack, "::sums").status is Status.PASSED
+
+
 _PACKS = """
     packed = {}
 """
