@@ -231,6 +231,27 @@ MODULE_ROWS = (
         why="any trial sees it",
     ),
     _row(
+        "2: calls leave no memory behind",
+        "keep a workspace of every call",
+        "leaks",
+        model("kept.append(torch.empty(32768, device=x.device))\nreturn x * 2", before="kept = []"),
+        model("kept.append(torch.empty(32768, device=x.device))\ndel kept[:-4]\nreturn x * 2", before="kept = []"),
+        refused=_REJECTED,
+        words="memory behind",
+    ),
+    _row(
+        "2: calls leave the settings of others alone",
+        "let all products add up in half precision from now on",
+        "left",
+        model("torch.backends.cuda.matmul.allow_fp16_accumulation = True\nreturn x * 2"),
+        model(
+            "torch.backends.cuda.matmul.allow_fp16_accumulation = True\n"
+            "torch.backends.cuda.matmul.allow_fp16_accumulation = False\nreturn x * 2"
+        ),
+        refused=_REJECTED,
+        words="torch.backends.cuda.matmul",
+    ),
+    _row(
         "2: inputs are compared before and after",
         "write into an input",
         "mutation",

@@ -289,6 +289,13 @@ _TELL_SOON = (
     " last_ns = now_ns; last_x = x;"
 )
 
+#: Longer ago than calls in a row, and sooner than any that a request asks for.
+_VISITS = "__device__ unsigned long long visited[64], now_ns; __device__ bool recent;\n"
+_TELL_VISIT = (
+    'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns)); place = find_place(y);'
+    " recent = now_ns - visited[place] < 300000; visited[place] = now_ns; rest = RESTS;"
+)
+
 ROWS = (
     # -- state in __device__ memory
     DeviceRow(
@@ -426,6 +433,24 @@ def plan(x):
         device_kernel(before=_SOON, tick=_TELL_SOON + " rest = soon;", body=_RESTING),
         device_kernel(before=_SOON, tick=_TELL_SOON + " rest = false;", body=_RESTING),
         words="calls one after another",
+    ),
+    DeviceRow(
+        "2: values change between two of many calls, too",
+        "rest at a place that was visited just now",
+        "changed",
+        device_kernel(before=_SEEN + _VISITS, tick=_TELL_VISIT.replace("RESTS", "recent"), body=_RESTING),
+        device_kernel(before=_SEEN + _VISITS, tick=_TELL_VISIT.replace("RESTS", "recent && calls < 0"), body=_RESTING),
+        words="without a pause",
+    ),
+    DeviceRow(
+        "2: nothing can be counted on that nobody wrote",
+        "take shared memory for zeros",
+        "",
+        device_kernel(body="__shared__ volatile float spare[12000]; HONEST y[i] += spare[threadIdx.x * 8];"),
+        device_kernel(
+            body="__shared__ volatile float spare[12000]; spare[threadIdx.x * 8] = 0; HONEST y[i] += spare[threadIdx.x * 8];"
+        ),
+        why="what lies there without our kernel is whatever ran before: the attack may fail by itself",
     ),
     DeviceRow(
         "2: red zones lie around every buffer, before it too",
