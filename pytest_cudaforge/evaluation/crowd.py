@@ -131,16 +131,6 @@ class Crowd:
         as a rule, which a kernel that forgets to clear its sums may count on."""
         self._queue(self._scribble, 2 * self._count, _MAX_BLOCK, self._shared_bytes, 0, self._shared_bytes)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Other streams hold all multiprocessors for some milliseconds: what is queued meanwhile waits, and
-        whatever was ordered after it by luck alone comes first."""
-        checked(self._driver.cuCtxSynchronize(), _HOLDING)
-        with self._streams(1) as (others,):
-            self._queue(self._hold, self._count, _MAX_BLOCK, self._shared_bytes, others)
-            time.sleep(_SETTLE_S)
-            yield
-
     def around(self, bound: Bound, room: int, *, at_work: bool = False) -> None:
         """Run ``bound`` while one multiprocessor is free, or ``room`` threads of it where that is not 0 (who holds the
         others is asleep, or ``at_work``), and wait."""

@@ -321,6 +321,18 @@ class Evaluator:
 
     # -- the verdict
 
+    def _verdict(self, attempt: Attempt, timing: bool) -> tuple[Status, str]:
+        """What comes of an attempt, with the reason."""
+        try:
+            attempt.build_and_verify()
+            if timing:
+                attempt.time()
+            return Status.PASSED, attempt.summary
+        except Refusal as refusal:
+            attempt.note(refusal)
+            self._after_failure(refusal)
+            return refusal.status, refusal.reason
+
     def evaluate(
         self,
         candidate: Candidate,
@@ -344,20 +356,23 @@ class Evaluator:
         """
         began = time.perf_counter()
         facts = self.facts(target)
-        attempt = Attempt(self, candidate, target, facts, fresh)
-        attempt.workloads, attempt.guard = tuple(chosen(facts, workloads)), guard
-        attempt.sanitize, attempt.sanitize_asked = fresh or sanitize, sanitize
-        if timing and incumbent is not None:
-            attempt.incumbent = Attempt(self, incumbent, target, facts, fresh=False)
+
+        def attempted() -> tuple[Attempt, Status, str]:
+            attempt = Attempt(self, candidate, target, facts, fresh)
+            attempt.workloads, attempt.guard = tuple(chosen(facts, workloads)), guard
+            attempt.sanitize, attempt.sanitize_asked = fresh or sanitize, sanitize
+            if timing and incumbent is not None:
+                attempt.incumbent = Attempt(self, incumbent, target, facts, fresh=False)
+            return attempt, *self._verdict(attempt, timing)
+
+        generation = self.oracle.generation
         try:
-            attempt.build_and_verify()
-            if timing:
-                attempt.time()
-            status, reason = Status.PASSED, attempt.summary
-        except Refusal as refusal:
-            attempt.note(refusal)
-            status, reason = refusal.status, refusal.reason
-            self._after_failure(refusal)
+            attempt, status, reason = attempted()
+        except OracleError:
+            if self.oracle.generation == generation:
+                raise
+            # A reference that another evaluation tried took the oracle's process down, and what this one had there.
+            attempt, status, reason = attempted()
         return Evaluation(
             status=status,
             reason=reason,

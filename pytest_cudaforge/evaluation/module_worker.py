@@ -144,15 +144,14 @@ class ModuleWorker(Worker):
         at_work: bool = False,
         late: bool = False,
     ) -> LaunchPlan:
-        """Call the candidate once, copy its outputs into the arena and synchronise. ``room`` 0: while other streams
-        hold all of the device for some milliseconds.
+        """Call the candidate once, copy its outputs into the arena and synchronise. (Nobody crowds a module's device.)
 
         Returns the plan as the candidate answered it: compare its outputs with the workload's before anything is
         judged, then judge where ``module_plan.judged_plan`` says.
         """
-        if which != "main" or room or at_work:
-            raise LaunchFailure("a module has no prepare plan, and nothing fits beside it")
-        asked = {"bindings": [list(b) for b in bindings], "late": late, "held": room is not None}
+        if which != "main" or room is not None or at_work:
+            raise LaunchFailure("a module has no prepare plan and no crowded calls")
+        asked = {"bindings": [list(b) for b in bindings], "late": late}
         reply = self._ask(_RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
@@ -368,9 +367,6 @@ class _Service:
             self._held, self._others = [], [*self._others, self._model]
             self._construct()
         elif request.operation == _RUN:
-            if asked["held"] and self.device.type == "cuda":
-                with self._crowded().held():
-                    return self._run(asked["bindings"], soiled=False)
             return self._run(asked["bindings"], late=asked["late"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
@@ -545,13 +541,13 @@ class _Service:
     def _call(self, bound: _Bound) -> Any:
         return self._guarded(_LAUNCH_REFUSED, "forward", lambda: self._model(*bound.args, **bound.kwargs))
 
-    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool = False, soiled: bool = True) -> str:
+    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._random.scatter()
         if late and self.device.type == "cuda":
             bound = self._written_late(bound)
-        if soiled and self.device.type == "cuda":
+        if self.device.type == "cuda":
             self._crowded().soil()
         with extensions.sabotaged_operators():
             output = self._call(bound)

@@ -363,10 +363,7 @@ class Verifier:
         """New values, and a call while one multiprocessor is free, or one block's share of it: blocks that else run
         side by side run one after another, so that who reads what others have not written yet finds what the call
         before left. Then two blocks beside others that take their turns: who waits by the clock comes too soon."""
-        if self.kitchen.device.kind != "cuda":
-            return
-        if not product.traced.main.steps:
-            self._check_held(product, run, last)
+        if self.kitchen.device.kind != "cuda" or not product.traced.main.steps:
             return
         sizes = block_sizes(product.traced.main, product.binaries)
         rooms = [(0, False), *((size, False) for size in sorted({max(sizes), min(sizes)} if sizes else ()))]
@@ -393,14 +390,6 @@ class Verifier:
                     run.worker.turn(turned.product.traced, turned.product.workload, timeout_s=self.hang_limit_s)
                     trial = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
                     self._judge_further(turned.product, trial, functools.partial(turned.case, contract=True))
-
-    def _check_held(self, product: Product, run: _Run, last: Trial) -> None:
-        """New values, and a call while other streams hold the device: work in a stream of the module's own, for which
-        the caller's does not wait, has else been done by the time that anybody looks."""
-        case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed)
-        trial = replace(last, name="while the device is held", case=case, calls_before=0, renewed=False, room=0)
-        trial = replace(trial, exchanged=False)
-        self._judge_further(product, trial, lambda name, held: run.case(name, held, contract=True))
 
     def _check_late(self, product: Product, run: _Run, last: Trial) -> None:
         """New values that the caller's stream writes after the call: host code that works in another stream has to

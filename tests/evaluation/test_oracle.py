@@ -146,7 +146,7 @@ def test_lint_names_targets_that_a_trivial_kernel_would_pass(oracle: OracleClien
 def test_variants_are_those_the_reference_takes(oracle: OracleClient, repo: Path) -> None:
     names = [name for name, _ in oracle.variants(find(repo, "::RMSNorm"), "default")]
     assert [name for name in names if name.startswith("strided")] == names[:3]
-    assert {name.split(" -> ")[0] for name in names[3:]} == {"size 33"}
+    assert {name.split(" -> ")[0] for name in names[3:]} == {"size 33", "tiny 33"}
     assert {"size 33 -> 32", "size 33 -> 100"} < set(names)
     assert "size 300 -> 299" in [name for name, _ in oracle.variants(find(repo, "::softmax"), "default")]
 

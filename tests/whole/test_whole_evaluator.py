@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judged_targets import NORM_PLAN, find, norm, write_repo
 from known_ceilings import compiled_before
 
-from pytest_cudaforge.errors import ConfigError, TargetError
+from pytest_cudaforge.errors import ConfigError, OracleError, TargetError
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.oracle import Check, OracleClient
 from pytest_cudaforge.records import Candidate, Evaluation, Status, from_json, to_json
 
 
@@ -54,6 +58,26 @@ def test_honest_kernel_passes_and_is_timed(evaluator: Evaluator, repo: Path) -> 
     assert timed.vs_eager.low <= timed.vs_eager.speedup <= timed.vs_eager.high
     assert dict(evaluation.environment)["torch"]
     assert from_json(Evaluation, to_json(evaluation)) == evaluation
+
+
+def test_an_oracle_that_another_evaluation_cost_is_asked_again(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one reference does to all others of a run that a size sends out of a GPU's bounds."""
+    check, lost = OracleClient.check, []
+
+    def losing(self: OracleClient, *args: Any, **options: Any) -> Check:
+        if not lost and self.pid is not None:
+            lost.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+            with pytest.raises(OracleError):
+                self.request("hello")
+            self.request("hello")
+        return check(self, *args, **options)
+
+    monkeypatch.setattr(OracleClient, "check", losing)
+    evaluation = _evaluate(evaluator, repo, norm())
+    assert evaluation.status is Status.PASSED and lost, evaluation.reason
 
 
 def test_a_kernel_whose_last_bits_are_others_in_each_call_is_timed(evaluator: Evaluator, repo: Path) -> None:
