@@ -189,9 +189,10 @@ _LIMITS = ("STACK_SIZE", "PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE", "MAX_L2_FETCH_G
 
 
 def device_settings(driver: Any) -> dict[str, object]:
-    """Of the current CUDA context: what cudaDeviceSetLimit sets."""
+    """Of the current CUDA context: what cudaDeviceSetLimit sets; 0 for a limit that the device does not have."""
     limits = (getattr(driver.CUlimit, f"CU_LIMIT_{name}") for name in _LIMITS)
-    return {"the limits of the device (cudaDeviceSetLimit)": tuple(int(driver.cuCtxGetLimit(at)[1]) for at in limits)}
+    found = tuple(int(driver.cuCtxGetLimit(at)[1] or 0) for at in limits)
+    return {"the limits of the device (cudaDeviceSetLimit)": found}
 
 
 #: How products in half precision are summed.

@@ -73,6 +73,8 @@ _BURSTS, _BURSTS_S = 4, 0.06
 #: that may take, and how much memory by kind of device, each answer taken twice.
 _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 300, 3, 0.1
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+#: The weights of a module that is made three times, at most.
+_MOST_WEIGHTS_BYTES = 1 << 28
 #: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
 #: and the fewest calls.
 _BESIDE_S, _BESIDE_CALLS = (0.012, 0.4), 2
@@ -339,6 +341,9 @@ class Verifier:
         keeps what it derived from weights for all of its class answers with the first one's."""
         if product.traced.main.steps or self.oracle.mutates(self.target, product.workload.name):
             return
+        weights = (buffer for buffer in product.traced.main.buffers if buffer.role == "state")
+        if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
+            return  # three of them may be more than there is room for
         for name in ("a second instance", "a third instance"):  # loaded alike, and the first one long ago
             try:
                 run.worker.reload(name, timeout_s=self.hang_limit_s)
