@@ -115,14 +115,19 @@ def thread_settings(team: bool = True) -> dict[str, object]:
     }
 
 
-#: Variables that libraries set for themselves, as they are first used.
-_LIBRARIES_OWN = ("TORCH", "PYTORCH", "TRITON", "KINETO", "KMP_", "CUDA_MODULE_LOADING")
+#: Variables that torch and Triton set for themselves as they are first used, underscores in front left out.
+_LIBRARIES_OWN = (
+    *("TORCH", "PYTORCH", "TRITON", "KINETO", "KMP_", "CUDA_HOME", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG"),
+    *("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI"),
+)
 
 
 def process_settings() -> dict[str, object]:
     """Of Python, by name."""
     return {
-        "the environment": frozenset(pair for pair in os.environ.items() if not pair[0].startswith(_LIBRARIES_OWN)),
+        "the environment": frozenset(
+            pair for pair in os.environ.items() if not pair[0].lstrip("_").startswith(_LIBRARIES_OWN)
+        ),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "sys.getswitchinterval()": sys.getswitchinterval(),
         "the handlers of signals": tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
