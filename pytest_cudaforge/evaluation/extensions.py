@@ -23,6 +23,7 @@ import time
 import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -393,7 +394,7 @@ def _base_name(kernel: str) -> str:
         depth += (char == "<") - (char == ">")
         text += char if depth == 0 and char != ">" else ""
     found = text.partition("(")[0].split()
-    name = found[-1].rpartition("::")[2] if found else ""
+    name = found[-1].rpartition("::")[2] if found and depth == 0 else ""
     return name if name.isidentifier() else ""
 
 
@@ -535,30 +536,59 @@ def _biases(profile: Any, on_gpu: bool) -> list[tuple[str, str, float]]:
     return found
 
 
+@dataclass
+class _Kernels:
+    """ns on a GPU by whose kernels they are, copies among all; ``foreign`` by name."""
+
+    all_ns: float = 0.0
+    torchs_ns: float = 0.0
+    librarys_ns: float = 0.0
+    copies_ns: float = 0.0
+    foreign: dict[str, float] = field(default_factory=dict)
+    listed: list[list[Any]] = field(default_factory=list)
+
+    def add(self, event: Any) -> None:
+        ns = event.self_device_time_total * 1e3
+        self.all_ns += ns
+        self.listed.append([event.key[:200], int(ns), int(event.count)])
+        known = False
+        if _TORCHS_KERNEL in event.key:
+            self.torchs_ns, known = self.torchs_ns + ns, True
+        if _LIBRARYS_KERNEL.search(event.key):
+            self.librarys_ns, known = self.librarys_ns + ns, True
+        if event.key.startswith(("Memcpy", "Memset")):
+            self.copies_ns, known = self.copies_ns + ns, True
+        if not known and not _is_brought(event.key):
+            name = _base_name(event.key)
+            self.foreign[name] = self.foreign.get(name, 0.0) + ns
+
+    def add_unlaunched(self, operators: dict[str, float]) -> None:
+        """What no operator of torch's launched, and nobody brought, as operators of their own."""
+        # Torch's own kernels without an operator: a CUDA graph replays what was recorded.
+        hidden_ns = self.torchs_ns - max(0.0, sum(operators.values()) - self.copies_ns)
+        if hidden_ns > 0:
+            operators[_REPLAYED] = hidden_ns
+        direct_ns = self.librarys_ns - sum(ns for name, ns in operators.items() if is_library(name))
+        if direct_ns > 0:
+            operators[_LIBRARYS] = direct_ns
+        # What is left of the operators' time went into foreign kernels as well.
+        explained_ns = max(0.0, sum(operators.values()) - self.copies_ns - self.torchs_ns - self.librarys_ns)
+        strange_ns = sum(self.foreign.values()) - explained_ns
+        if strange_ns > 0:
+            operators[_FOREIGN.format(name=max(self.foreign, key=self.foreign.__getitem__)[:60])] = strange_ns
+
+
 def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
-    own_ns, own_calls, device_ns, torchs_ns, copies_ns = 0.0, _registry.own_calls, 0.0, 0.0, 0.0
-    librarys_ns, foreign = 0.0, dict[str, float]()
+    own_ns, own_calls, kernels = 0.0, _registry.own_calls, _Kernels()
     operators: dict[str, float] = {}
-    kernels: list[list[Any]] = []
     averages = profile.key_averages(group_by_input_shape=True)
     # Where the driver lets nobody profile, the host's time of launching has to do.
     on_gpu = cuda and any(event.self_device_time_total > 0 for event in averages)
-    biases = _biases(profile, on_gpu)
     for event in averages:
-        on_device = cuda and str(event.device_type).endswith("CUDA")
-        if on_device and (event.is_user_annotation or event.key.startswith(_OWN)):
-            continue  # from a function's first kernel to its last, whoever's they are, and what lies between
-        if on_device:
-            device_ns += event.self_device_time_total * 1e3
-            kernels.append([event.key[:200], int(event.self_device_time_total * 1e3), int(event.count)])
-            torchs_ns += event.self_device_time_total * 1e3 if _TORCHS_KERNEL in event.key else 0.0
-            librarys_ns += event.self_device_time_total * 1e3 if _LIBRARYS_KERNEL.search(event.key) else 0.0
-            copy = event.key.startswith(("Memcpy", "Memset"))
-            copies_ns += event.self_device_time_total * 1e3 if copy else 0.0
-            known = copy or _TORCHS_KERNEL in event.key or _LIBRARYS_KERNEL.search(event.key)
-            if not known and not _is_brought(event.key):
-                name = _base_name(event.key)
-                foreign[name] = foreign.get(name, 0.0) + event.self_device_time_total * 1e3
+        if cuda and str(event.device_type).endswith("CUDA"):
+            # A span is from a function's first kernel to its last, whoever's they are, and what lies between.
+            if not (event.is_user_annotation or event.key.startswith(_OWN)):
+                kernels.add(event)
             continue
         ns = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e3
         if event.key.startswith(_OWN) or is_own_operator(event.key):
@@ -567,33 +597,22 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         elif event.key.startswith("aten::"):
             name = ONE_NUMBER if _changes_one_number(event) else event.key
             operators[name] = operators.get(name, 0.0) + ns
-    for name, parent, ns in biases:
+    for name, parent, ns in _biases(profile, on_gpu):
         moved_ns = min(ns, operators.get(name, 0.0))
         operators[name] = operators.get(name, 0.0) - moved_ns
         operators[parent] = operators.get(parent, 0.0) + moved_ns
-    if not on_gpu:
-        own_ns = max(0.0, own_ns - _waited_ns(profile))
-    else:
-        # Torch's own kernels without an operator: a CUDA graph replays what was recorded.
-        hidden_ns = torchs_ns - max(0.0, sum(operators.values()) - copies_ns)
-        if hidden_ns > 0:
-            operators[_REPLAYED] = hidden_ns
-        direct_ns = librarys_ns - sum(ns for name, ns in operators.items() if is_library(name))
-        if direct_ns > 0:
-            operators[_LIBRARYS] = direct_ns
-        # What is left of the operators' time went into such kernels as well.
-        operators_ns = max(0.0, sum(operators.values()) - copies_ns - torchs_ns - librarys_ns)
-        strange_ns = sum(foreign.values()) - operators_ns
-        if strange_ns > 0:
-            operators[_FOREIGN.format(name=max(foreign, key=foreign.__getitem__)[:60])] = strange_ns
-        # All other kernels that no operator of torch's launched are the candidate's: Triton's are, too.
-        own_ns = max(0.0, device_ns - sum(operators.values()))
+    if on_gpu:
+        kernels.add_unlaunched(operators)
+        # All other kernels are the candidate's: Triton's are, too.
+        own_ns = max(0.0, kernels.all_ns - sum(operators.values()))
         own_calls = max(own_calls, int(own_ns > 0))
+    else:
+        own_ns = max(0.0, own_ns - _waited_ns(profile))
     return {
         "own_calls": own_calls,
         "own_ns": int(own_ns),
         "operators": [[name, int(ns)] for name, ns in operators.items()],
-        "kernels": sorted(kernels, key=lambda kernel: -kernel[1])[:_MOST_KERNELS],
+        "kernels": sorted(kernels.listed, key=lambda kernel: -kernel[1])[:_MOST_KERNELS],
         "thread_ns": thread_ns,
         "compiled": _registry.compiled,
     }

@@ -156,6 +156,10 @@ class ModuleWorker(Worker):
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
+    def another_instance(self, name: str, *, timeout_s: float) -> None:
+        """Construct ModelNew once more, and call that one from now on; those before it live on."""
+        self.reload(name, timeout_s=timeout_s)
+
     def turn(self, traced: TracedPlan, workload: WorkloadFacts, *, timeout_s: float) -> None:
         """From now on calls are those of another workload, of the same instance. Arenas stay attached."""
         self._sets = None

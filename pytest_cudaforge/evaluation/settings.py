@@ -1,4 +1,4 @@
-"""What a call must leave as it found it: settings of its thread, of Python and of torch, by which other code answers.
+"""What a call must leave as it found it: settings of its thread, of Python, torch and a GPU, by which others answer.
 
 A kernel that leaves denormals flushed, or another default dtype, is right in every comparison, and whatever runs after
 it in the same program is wrong. Asked of the process that made the calls, so that host code may lie about it.

@@ -139,10 +139,11 @@ def _swapped_in_front(tensor: Tensor) -> Tensor:
 
 def _places_of(name: str) -> Callable[[int, int], bool]:
     """Whether a variant of this name changes the size of a dimension of so many."""
-    return {
-        PARTED[0]: lambda dim, dims: dim == dims - 1,
-        PARTED[1]: lambda dim, dims: dim < dims - 1,
-    }.get(name.rpartition(" ->")[0].rpartition(" ")[0], lambda dim, dims: True)
+    if name.startswith(PARTED[0]):
+        return lambda dim, dims: dim == dims - 1
+    if name.startswith(PARTED[1]):
+        return lambda dim, dims: dim < dims - 1
+    return lambda dim, dims: True
 
 
 def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], bool]) -> Tensor:
@@ -211,7 +212,8 @@ def tiny_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
     kernel may count on as many rows, warps or tiles as half the drawn sizes still have."""
     _, safe = _sizes(args, kwargs)
     found = [(size, _CHANCE.randint(max(1, size // _TINY[0]), size // _TINY[1])) for size in safe if size >= _TINY[0]]
-    for some in [found, *([pair] for pair in found)] if len(found) > 1 else [found] if found else []:
+    together = [found] if len(found) > 1 else []
+    for some in [*together, *([pair] for pair in found)]:
         yield f"{TINY} " + ", ".join(f"{old} -> {new}" for old, new in some)
 
 

@@ -344,9 +344,10 @@ class Verifier:
         weights = (buffer for buffer in product.traced.main.buffers if buffer.role == "state")
         if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
             return  # three of them may be more than there is room for
+        assert isinstance(run.worker, ModuleWorker)
         for name in ("a second instance", "a third instance"):  # loaded alike, and the first one long ago
             try:
-                run.worker.reload(name, timeout_s=self.hang_limit_s)
+                run.worker.another_instance(name, timeout_s=self.hang_limit_s)
             except LaunchFailure:
                 return  # nobody promised that there may be two
             case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))

@@ -226,6 +226,7 @@ def test_what_another_thread_does_for_an_own_function_is_torchs_work() -> None:
         ("wice_kernel(float*)", False),
         ("plain", False),
         ("void other::kernel<twice_kernel>(float*)", False),
+        ("void k<&S::operator-> >(float*)", True),
         ("", True),
     ],
 )

@@ -16,7 +16,9 @@ from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.variants import (
     IN_FRONT,
     OTHER,
+    PARTED,
     STRIDED,
+    TINY,
     apply_variant,
     fixed_names,
     front_names,
@@ -203,6 +205,7 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
     assert (verification._OTHER, verification._STRIDED) == (OTHER, STRIDED)
+    assert (IN_FRONT, TINY, *PARTED) == verification._IF_TAKEN
     assert all(verification._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
 
 
