@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -28,12 +29,15 @@ __all__ = [
     "checked",
     "driver_of",
     "lay_out",
+    "lay_out_edged",
     "lay_out_guarded",
 ]
 
 #: fcntl's numbers; the fcntl module has them only from Python 3.13 on.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
+#: What device memory is mapped in, as a rule.
+_DEVICE_PAGE_BYTES = 2 << 20
 #: What a region starts at a multiple of, and what torch's own tensors on a host do.
 ALIGN_BYTES, HOST_ALIGN_BYTES = 256, 64
 _NO_SKEWS: Mapping[str, int] = MappingProxyType({})
@@ -121,6 +125,24 @@ def lay_out_guarded(
     return ArenaLayout(end, tuple(regions), tuple(redzones), tuple(guards))
 
 
+def lay_out_edged(sizes: Iterable[tuple[str, int]], first: str, last: str) -> ArenaLayout:
+    """As :func:`lay_out`, on whole pages of a device: region ``first`` begins where the arena does, and ``last`` ends
+    where it does, as far as its alignment allows."""
+    named = dict(sizes)
+    inner = lay_out((name, nbytes) for name, nbytes in named.items() if name not in (first, last))
+    start = -(-named[first] // ALIGN_BYTES) * ALIGN_BYTES if first != last else 0
+    least = start + inner.nbytes + ALIGN_BYTES + named[last]
+    total = -(-least // _DEVICE_PAGE_BYTES) * _DEVICE_PAGE_BYTES
+    regions = [
+        *([Region(first, 0, named[first])] if first != last else []),
+        *(Region(region.name, start + region.offset, region.nbytes) for region in inner.regions),
+        Region(last, total - -(-named[last] // ALIGN_BYTES) * ALIGN_BYTES, named[last]),
+    ]
+    ends = [(0, 0), *((region.offset, region.offset + region.nbytes) for region in regions), (total, total)]
+    zones = tuple((end, begin - end) for (_, end), (begin, _) in itertools.pairwise(ends) if begin > end)
+    return ArenaLayout(total, tuple(regions), zones)
+
+
 class HostArena:
     """A sealed memfd mapped into this process from ``address`` on; ``fd`` stays open until close."""
 
@@ -203,8 +225,8 @@ def _address_of(mapping: mmap.mmap, nbytes: int, prot: int) -> int:
 class DeviceArena:
     """Memory of a CUDA device shared through a POSIX file descriptor (CUDA's virtual memory management).
 
-    ``nbytes`` is rounded up to the device's granularity (2 MiB as a rule). The primary context of the device is made
-    current if none is.
+    ``nbytes`` is rounded up to the device's granularity (2 MiB as a rule). Nothing is mapped right before and behind
+    it. The primary context of the device is made current if none is.
     """
 
     def __init__(self, fd: int, nbytes: int, device: int, readonly: bool, handle: Any) -> None:
@@ -213,15 +235,13 @@ class DeviceArena:
         self.device = device
         self.readonly = readonly
         self._handle = handle
-        self.address = _map_device(handle, nbytes, device, readonly)
+        self.address, self._reserved = _map_device(handle, nbytes, device, readonly)
 
     @classmethod
     def create(cls, nbytes: int, device: int = 0) -> DeviceArena:
         """At least ``nbytes`` bytes, undefined contents. Raises DeviceError (out of memory included)."""
         driver = driver_of(device)
-        prop = _allocation_properties(driver, device)
-        flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        step = int(checked(driver.cuMemGetAllocationGranularity(prop, flag), "granularity"))
+        prop, step = _allocation_properties(driver, device), _granularity(driver, device)
         size = max(-(-nbytes // step) * step, step)
         handle = checked(driver.cuMemCreate(size, prop, 0), f"allocating {size} bytes")
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -243,7 +263,7 @@ class DeviceArena:
             return
         driver = driver_of(self.device)
         checked(driver.cuMemUnmap(self.address, self.nbytes), "unmapping")
-        checked(driver.cuMemAddressFree(self.address, self.nbytes), "freeing addresses")
+        checked(driver.cuMemAddressFree(*self._reserved), "freeing addresses")
         checked(driver.cuMemRelease(self._handle), "releasing memory")
         os.close(self.fd)
         self.fd = -1
@@ -286,9 +306,19 @@ def _allocation_properties(driver: Any, device: int) -> Any:
     return prop
 
 
-def _map_device(handle: Any, nbytes: int, device: int, readonly: bool) -> int:
+def _granularity(driver: Any, device: int) -> int:
+    flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+    prop = _allocation_properties(driver, device)
+    return int(checked(driver.cuMemGetAllocationGranularity(prop, flag), "granularity"))
+
+
+def _map_device(handle: Any, nbytes: int, device: int, readonly: bool) -> tuple[int, tuple[int, int]]:
+    """Where it is mapped, and the addresses that are reserved for it: (first, bytes), a page more at both ends."""
     driver = driver_of(device)
-    address = int(checked(driver.cuMemAddressReserve(nbytes, 0, 0, 0), "reserving addresses"))
+    page = _granularity(driver, device)
+    reserved_bytes = nbytes + 2 * page
+    reserved = int(checked(driver.cuMemAddressReserve(reserved_bytes, 0, 0, 0), "reserving addresses"))
+    address = reserved + page
     checked(driver.cuMemMap(address, nbytes, 0, handle, 0), "mapping")
     access = driver.CUmemAccessDesc()
     access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -296,7 +326,7 @@ def _map_device(handle: Any, nbytes: int, device: int, readonly: bool) -> int:
     flags = driver.CUmemAccess_flags
     access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READ if readonly else flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     checked(driver.cuMemSetAccess(address, nbytes, [access], 1), "setting access")
-    return address
+    return address, (reserved, reserved_bytes)
 
 
 def checked(result: tuple[Any, ...], doing: str) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_cudaforge.evaluation.arena import lay_out, lay_out_guarded
+from pytest_cudaforge.evaluation.arena import lay_out, lay_out_edged, lay_out_guarded
 from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, step_buffers
 from pytest_cudaforge.records import WorkloadFacts
@@ -160,12 +160,14 @@ def call_layout(
     aligned_to: int = 0,
     redzones: bool = True,
     guarded: bool = False,
+    edges: tuple[str, str] | None = None,
 ) -> CallLayout:
     """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
 
     ``skew_bytes``: how far past its alignment every buffer begins. ``aligned_to``: inputs and state begin at a multiple
     of so many bytes and of no more (see :func:`skews_of`). ``guarded``: every buffer ends at a page that nobody may
-    touch, and those of odd frames begin behind one.
+    touch, and those of odd frames begin behind one. ``edges``: the regions that lie at the arena's start and at its
+    end.
     """
     sizes: dict[str, int] = {}
     specs: dict[str, TensorSpec] = {}
@@ -180,6 +182,11 @@ def call_layout(
         offsets = {region.name: region.offset for region in guards.regions}
         data = _layout_data(guards.nbytes, offsets, sizes, guards.redzones, frames, specs)
         return CallLayout(data, tuple(main), prepare, offsets, guards.guards)
+    if edges is not None:
+        edged = lay_out_edged(sizes.items(), *edges)
+        offsets = {region.name: region.offset for region in edged.regions}
+        data = _layout_data(edged.nbytes, offsets, sizes, edged.redzones, frames, specs)
+        return CallLayout(data, tuple(main), prepare, offsets)
     zone = REDZONE_BYTES if redzones else 0
     skews = skews_of(specs, aligned_to) if aligned_to else {}
     arena = lay_out(sizes.items(), redzone_bytes=zone, skew_bytes=skew_bytes, skews=skews)

@@ -44,6 +44,7 @@ from pytest_cudaforge.evaluation.variants import (
     rounder_names,
     side_of,
     strided_names,
+    tall_names,
     tiny_names,
 )
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
@@ -169,6 +170,8 @@ class _Oracle:
             found += taken
             if taken:
                 break
+        for name in tall_names(args, kwargs) if sizes and torch.device(self.device).type == "cuda" else ():
+            found += self._variants(subject, workload, [name])
         return found
 
     def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:

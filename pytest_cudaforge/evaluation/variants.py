@@ -3,12 +3,13 @@ In the oracle's process only.
 
 A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
 ``"strided in front"``, ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
-``"only last 64 -> 43"``, ``"all but last 64 -> 43"``, ``"other kw.mask"`` (by path). Numbers are drawn secretly, so
-that no kernel can know the sizes and strides that it will be tried with.
+``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``, ``"other kw.mask"``
+(by path). Numbers are drawn secretly, so that no kernel can know the sizes and strides that it will be tried with.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +25,7 @@ __all__ = [
     "OTHER",
     "PARTED",
     "STRIDED",
+    "TALL",
     "TINY",
     "apply_variant",
     "fixed_names",
@@ -33,6 +35,7 @@ __all__ = [
     "rounder_names",
     "side_of",
     "strided_names",
+    "tall_names",
     "tiny_names",
 ]
 
@@ -44,6 +47,8 @@ STRIDED = "strided"
 IN_FRONT = f"{STRIDED} in front"
 #: With several sizes far smaller.
 TINY = "tiny"
+#: With one size beyond what a grid's second dimension takes, and the others far smaller.
+TALL = "tall"
 #: With a size changed in last dimensions alone, or in all others alone.
 PARTED = ("only last", "all but last")
 
@@ -58,6 +63,9 @@ _MAX_SMALLER, _TINY = 6, (16, 8)
 _NEAR, _GROWTH = (33, 99), 67
 #: How many times as large a far size is, at most, and a call with it: so many elements, or times its own.
 _FAR, _FAR_ELEMENTS, _FAR_CALL = 16, 1 << 19, 2.5
+#: Beyond 65 535, the most blocks in a grid's second and third dimension; for so many sizes, with calls of so many
+#: elements, or times their own.
+_TALL, _MAX_TALL, _TALL_ELEMENTS, _TALL_CALL = (65_600, 75_000), 2, 1 << 22, 1.0
 #: What sizes are multiples of that are tried where the reference takes none of the others.
 _ROUND = (2, 4, 16, 64)
 _MAX_FIXED = 2
@@ -76,8 +84,12 @@ def apply_variant(
         leaves = {path: change(leaf, count) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif name == IN_FRONT:
         leaves = {path: _swapped_in_front(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif name.startswith(TALL):
+        # The others first: what grows is small by then.
+        for old, new in sorted(_changes(name).items(), key=lambda change: change[1] > change[0]):
+            leaves = {k: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for k, leaf in leaves.items()}
     elif name.startswith((TINY, *PARTED)):
-        sizes = {int(old): int(new) for old, new in _CHANGE.findall(name)}
+        sizes = _changes(name)
         places = _places_of(name)
         leaves = {
             path: _cut(leaf, sizes, places) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()
@@ -217,6 +229,23 @@ def tiny_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         yield f"{TINY} " + ", ".join(f"{old} -> {new}" for old, new in some)
 
 
+def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with more rows than a grid has blocks in its second dimension, for the leading sizes: a kernel
+    that starts as many as fit and does no more than one row in each leaves the others undone."""
+    tensors, safe = _sizes(args, kwargs)
+    room = max(_TALL_ELEMENTS, int(_TALL_CALL * sum(tensor.numel() for tensor in tensors)))
+    for size in [size for size in safe if size < _TALL[0]][:_MAX_TALL]:
+        others = {other: _CHANCE.randint(2, 9) for other in safe if other != size and other > 9}
+        new = _CHANCE.randint(*_TALL)
+        if sum(_numel_with(tensor, {**others, size: new}) for tensor in tensors) <= room:
+            changes = {size: new, **others}
+            yield f"{TALL} " + ", ".join(f"{old} -> {less}" for old, less in changes.items())
+
+
+def _numel_with(tensor: Tensor, changes: Mapping[int, int]) -> int:
+    return math.prod(changes.get(size, size) for size in tensor.shape)
+
+
 def parted_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
     """Names of variants in which what has one size in last dimensions and in others has two: rows need not be as long
     as there are rows."""
@@ -262,6 +291,10 @@ def rounder_names(name: str) -> list[str]:
     least, most = (max(1, old // 2), old - 1) if new < old else (old + _NEAR[0], old + 2 * _NEAR[1])
     found = [range(-(-least // step) * step, most + 1, step) for step in _ROUND]
     return list(_renamed(old, [_CHANCE.choice(sizes) for sizes in found if sizes]))
+
+
+def _changes(name: str) -> dict[int, int]:
+    return {int(old): int(new) for old, new in _CHANGE.findall(name)}
 
 
 def _smaller(size: int) -> int:

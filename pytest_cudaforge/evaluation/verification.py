@@ -88,10 +88,12 @@ _LEAK_FACTORS, _LEAK_MOST_BYTES, _LEAK_FEWEST = (1, 4, 16), 1 << 26, 128
 _CALLS_BEFORE_S = 0.1
 #: Where a worker has the arena once more, read-only.
 _SEALED_SLOT = 2
+#: How many buffers lie at the end of a GPU's mapped memory, one after another; one where a call is larger.
+_MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
 _OTHER, _STRIDED = "other ", "strided"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
-_IF_TAKEN = ("strided in front", "tiny", "only last", "all but last")
+_IF_TAKEN = ("strided in front", "tiny", "tall", "only last", "all but last")
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)
@@ -237,6 +239,7 @@ class Verifier:
                 self._check_thread_counts(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
+                self._check_edges(product, run.worker, trials[-1])
                 if self.probed:
                     self._probe_misaligned(product, run.worker)
 
@@ -469,6 +472,29 @@ class Verifier:
                     raise self._broken(product, trial, Status.REJECTED, ForgeError(reason)) from error
                 if not self._findings.cases[-1].passed:
                     raise self._refusal(self._findings.cases[-1:])
+
+    def _check_edges(self, product: Product, worker: Worker, last: Trial) -> None:
+        """On a GPU: once more with one buffer after another where mapped memory ends, and with one where it begins."""
+        if self.kitchen.device.kind != "cuda":
+            return
+        usual = call_layout(product.traced, frames=1)
+        names = [name for name, _, nbytes in usual.data["regions"] if nbytes]
+        if not product.traced.main.steps:  # a module's weights and answers lie in memory of its own
+            names = [name for name in names if "/input/" in name]
+        most = _MOST_EDGES if usual.data["nbytes"] < _EDGES_BYTES else 1
+        for at_end in secrets.SystemRandom().sample(names, min(most, len(names))):
+            layout = call_layout(product.traced, frames=1, edges=(names[names.index(at_end) - 1], at_end))
+            name = f"{at_end.removeprefix('f0/')} at the end of memory"
+            trial = replace(last, name=name, case=replace(last.case, seed=secrets.randbits(62)), frame=0)
+            trial = replace(trial, calls_before=0, renewed=False, exchanged=False)
+            with self._bench(product, layout, "", worker) as run:
+                try:
+                    self._findings.cases.append(run.case(product.workload.name, trial, contract=True))
+                except (WorkerCrash, LaunchFailure) as error:
+                    reason = f"a call touches memory outside a buffer that lies where mapped memory ends: {error}"
+                    raise self._broken(product, trial, Status.REJECTED, ForgeError(reason)) from error
+            if not self._findings.cases[-1].passed:
+                raise self._refusal(self._findings.cases[-1:])
 
     def _broken(self, product: Product, trial: Trial, status: Status, error: Exception) -> Refusal:
         result = CaseResult(product.workload.name, trial.name, True, False, None, None, (), note=str(error))

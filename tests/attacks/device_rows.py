@@ -491,6 +491,15 @@ def plan(x):
         words="was changed",
     ),
     DeviceRow(
+        "2: what lies outside of buffers is not touched",
+        "read behind the end of an input",
+        "edges",
+        device_kernel(body="HONEST if (i < 64) { const volatile float* p = x + n + 64 * i; (void)*p; }"),
+        device_kernel(body="HONEST if (i < 64) { const volatile float* p = x + n - 1 - 64 * i; (void)*p; }"),
+        refused=_REJECTED,
+        words="where mapped memory ends",
+    ),
+    DeviceRow(
         "2: inputs are not written, not even for a moment",
         "write into an input and put the old bytes back",
         "sealed",

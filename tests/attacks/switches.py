@@ -68,7 +68,7 @@ def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
     # These see lasting writes as well, by themselves or by what comes of them.
     _without("redzone")(monkeypatch)
     _no_seal(monkeypatch)
-    _no_beside(monkeypatch)
+    _no_changes(monkeypatch)
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
 
 
@@ -124,7 +124,8 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_seal(monkeypatch)
     monkeypatch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None)
     _no_quick_calls(monkeypatch)
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
+    for name in ("_check_repeated", "_check_second_instance"):
+        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
 
 
 def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +214,7 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
     "renewed": _no_renewed,
     "guarded": _no_guards,
+    "edges": lambda patch: patch.setattr(verification.Verifier, "_check_edges", lambda *_: None),
     "plausible": _odd_zones,
     "exchanged": _no_exchanges,
     "one after another": _no_quick_calls,

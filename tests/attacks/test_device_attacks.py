@@ -206,6 +206,37 @@ def _hangs(statuses: tuple[Status, ...]) -> bool:
     return statuses[0] is Status.TIMEOUT
 
 
+_ROWS_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+
+def plan(x):
+    rows, cols = x.shape
+    y = empty(x.shape, x.dtype)
+    launch("rows", grid=(1, min(rows, 65535)), block=256, args=(x, y, rows, cols))
+    return y
+"""
+_ROWS = """
+__global__ void rows(const float* x, float* y, int rows, int cols) {
+  for (long long row = blockIdx.y; row < LAST; row += gridDim.y)
+    for (int c = threadIdx.x; c < cols; c += 256) {
+      const float v = x[row * cols + c];
+      y[row * cols + c] = sinf(v) * expf(-v * v);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(("last", "kept"), [("rows", True), ("min(rows, 65535)", False)])
+def test_more_rows_than_a_grid_has_blocks_are_left_to_the_reference(plans: _Verdicts, last: str, kept: bool) -> None:
+    kernel = _ROWS.replace("LAST", last).replace("min(", "::min(")
+    candidate = Candidate.of("cuda", {"kernel.cu": kernel, "plan.py": _ROWS_PLAN})
+    evaluation = plans.evaluate(candidate, "waves")
+    _show(f"rows up to {last}", evaluation)
+    assert evaluation.verification is not None and evaluation.status is Status.PASSED, evaluation.reason
+    assert evaluation.verification.guard.drawn_shapes_only is not kept
+
+
 # -- the module tier
 
 

@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_cudaforge.errors import DeviceError, UsageError
-from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, lay_out, lay_out_guarded
+from pytest_cudaforge.evaluation.arena import (
+    ALIGN_BYTES,
+    DeviceArena,
+    HostArena,
+    lay_out,
+    lay_out_edged,
+    lay_out_guarded,
+)
 
 
 @given(
@@ -120,6 +127,21 @@ def test_guarded_regions_touch_their_guard_pages(sizes: list[int]) -> None:
             assert region.offset - page in starts
         elif region.nbytes:
             assert min(s for s in starts if s >= region.offset) - region.offset - region.nbytes < 64
+
+
+@pytest.mark.parametrize("sizes", [[1], [64, 4096, 4100], [2 << 20, 12, 8191], [(1 << 20) + 60, 60]])
+def test_edged_regions_lie_where_memory_begins_and_ends(sizes: list[int]) -> None:
+    named = [(str(i), n) for i, n in enumerate(sizes)]
+    for at, (last, nbytes) in enumerate(named):
+        first = named[at - 1][0]
+        layout = lay_out_edged(named, first, last)
+        assert layout.nbytes % (2 << 20) == 0 and sorted(r.name for r in layout.regions) == sorted(dict(named))
+        assert layout.nbytes - layout.offset(last) - nbytes < ALIGN_BYTES
+        assert first == last or layout.offset(first) == 0
+        assert all(region.offset % ALIGN_BYTES == 0 for region in layout.regions)
+        pieces = sorted([*((r.offset, r.nbytes) for r in layout.regions), *layout.redzones])
+        assert pieces[0][0] == 0 and sum(n for _, n in pieces) == layout.nbytes
+        assert all(a[0] + a[1] == b[0] for a, b in itertools.pairwise(pieces))
 
 
 def test_a_guarded_page_ends_who_touches_it() -> None:

@@ -18,6 +18,7 @@ from pytest_cudaforge.evaluation.variants import (
     OTHER,
     PARTED,
     STRIDED,
+    TALL,
     TINY,
     apply_variant,
     fixed_names,
@@ -26,6 +27,7 @@ from pytest_cudaforge.evaluation.variants import (
     parted_names,
     rounder_names,
     strided_names,
+    tall_names,
     tiny_names,
 )
 
@@ -205,7 +207,7 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
     assert (verification._OTHER, verification._STRIDED) == (OTHER, STRIDED)
-    assert (IN_FRONT, TINY, *PARTED) == verification._IF_TAKEN
+    assert (IN_FRONT, TINY, TALL, *PARTED) == verification._IF_TAKEN
     assert all(verification._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
 
 
@@ -224,6 +226,17 @@ def test_all_sizes_become_tiny_at_once_or_one_by_one() -> None:
     assert less.shape == (small.shape[1],) and small.is_contiguous()
     assert [apply_variant(name, (x, bias), {})[0][0].shape[2] for name in singly] == [3, 3]
     assert [name.count("->") for name in singly] == [1, 1]
+
+
+def test_there_may_be_more_rows_than_blocks_in_a_grids_second_dimension() -> None:
+    x, bias = torch.randn(512, 480, 3), torch.randn(480)
+    rows, cols = tall_names((x, bias), {})
+    (high, less), _ = apply_variant(rows, (x, bias), {})
+    assert high.shape[0] > 65_535 and high.shape[1] == less.shape[0] < 10 and high.shape[2] == 3
+    (wide, more), _ = apply_variant(cols, (x, bias), {})
+    assert wide.shape[0] < 10 and wide.shape[1] == more.shape[0] > 65_535
+    # Nor is a call made that is far larger than those drawn.
+    assert not list(tall_names((torch.randn(2, 3, 4, 5, 6, 7, 8, 9),), {}))
 
 
 def test_rows_need_not_be_as_long_as_there_are_rows() -> None:
