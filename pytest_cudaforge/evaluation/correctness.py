@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,8 @@ FILL, FILL_SHARE, FILL_SAMPLE, FILLS = 100.0, 0.01, 16384, 3
 #: to those the bound is no closer than to all.
 REST_BITS, REST_SHARE, REST_LEAST, REST_ROOM, REST_SAMPLE = 4, 0.125, 32, 4.0, 16384
 BLOCK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+#: ... and in which nothing but sums is kept: a core's cache holds what is made of so many.
+CACHED_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -331,7 +333,7 @@ def _rows_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def _blocks(
-    c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...] = ()
+    c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...] = (), most: Mapping[str, int] = BLOCK_ELEMENTS
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Blocks of rows as fp64, with the number of their first row.
 
@@ -341,12 +343,24 @@ def _blocks(
     import torch
 
     largest = float(torch.finfo(c.dtype).max)
-    limit = BLOCK_ELEMENTS.get(c.device.type, 1 << 22)
+    limit = most.get(c.device.type, 1 << 22)
     step = max(1, limit // max(1, int(c.shape[1])))
     for start in range(0, int(c.shape[0]), step):
         part = slice(start, start + step)
         cb, rb, ob = (t[part].to(torch.float64) for t in (c, r, o))
-        yield start, cb, rb, _unfilled(cb, rb, ob.where(ob.abs() <= largest, rb), fills)
+        if not _largest_of(ob) <= largest:
+            ob = ob.where(ob.abs() <= largest, rb)
+        yield start, cb, rb, _unfilled(cb, rb, ob, fills)
+
+
+def _largest_of(tensor: Tensor) -> float:
+    """Its largest magnitude, NaN where one is, 0 where there is none: one pass over memory."""
+    if not tensor.numel():
+        return 0.0
+    if tensor.element_size() == 1:  # torch orders no 8-bit floats
+        tensor = tensor.float()
+    low, high = tensor.aminmax()
+    return float(high.maximum(-low))
 
 
 def _unfilled(c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...]) -> Tensor:
@@ -381,43 +395,57 @@ def _is_shared(c: Tensor, r: Tensor, value: float) -> bool:
 
 
 def _accumulate(c: Tensor, r: Tensor, o: Tensor, limits: Tolerance, fills: tuple[float, ...] = ()) -> _Sums:
+    """One pass over memory for each figure: this is most of what judging takes."""
+    import torch
+    from torch.linalg import vector_norm
+
     sums = _Sums()
-    for start, cb, rb, ob in _blocks(c, r, o, fills):
-        finite = cb.isfinite() & rb.isfinite() & ob.isfinite()
-        ce, re = (cb - ob).where(finite, 0.0), (rb - ob).where(finite, 0.0)
-        of = ob.where(finite, 0.0)
-        sums.count += int(finite.sum())
-        sums.oracle_square += float(of.square().sum())
+    by_row: list[tuple[Tensor, ...]] = []
+    for start, cb, rb, ob in _blocks(c, r, o, fills, CACHED_ELEMENTS):
+        ce, re, of, in_row = _finite_errors(cb, rb, ob)
+        sums.count += int(in_row.sum())
         sums.oracle_abs += float(of.abs().sum())
-        top = int(of.abs().argmax())
-        if abs(float(of.flatten()[top])) > sums.oracle_max:
-            sums.oracle_max, sums.top = abs(float(of.flatten()[top])), float(rb.flatten()[top])
         sums.candidate_sum += float(ce.sum())
         sums.reference_sum += float(re.sum())
-        sums.candidate_square += float(ce.square().sum())
-        sums.reference_square += float(re.square().sum())
-        sums.reference_max = max(sums.reference_max, float(re.abs().max()))
-        per_row = ce.abs().amax(dim=1)
-        worst = int(per_row.argmax())
+        tops, per_row = (t.abs().amax(dim=1) for t in (of, ce))
+        top, worst = int(tops.argmax()), int(per_row.argmax())
+        if float(tops[top]) > sums.oracle_max:
+            sums.oracle_max, sums.top = float(tops[top]), float(rb[top, of[top].abs().argmax()])
         if float(per_row[worst]) > sums.candidate_max:
             sums.candidate_max, sums.worst_row = float(per_row[worst]), start + worst
-        _find_destroyed(sums, start, ce, re, of, finite, limits)
+        sums.reference_max = max(sums.reference_max, _largest_of(re))
+        norms = tuple(vector_norm(t, dim=1) for t in (ce, re, of))
+        candidate, reference, oracle = (float(norm.square().sum()) for norm in norms)
+        sums.candidate_square += candidate
+        sums.reference_square += reference
+        sums.oracle_square += oracle
+        by_row.append((*(norm / math.sqrt(ce.shape[1]) for norm in norms), in_row))
+    if by_row and c.shape[1] >= SHORT:  # a shorter row may cancel to almost nothing by chance
+        _find_destroyed(sums, [torch.cat(parts) for parts in zip(*by_row, strict=True)], limits)
     return sums
 
 
-def _find_destroyed(
-    sums: _Sums, start: int, ce: Tensor, re: Tensor, of: Tensor, finite: Tensor, limits: Tolerance
-) -> None:
-    if ce.shape[1] < SHORT:
-        return  # a short row may cancel to almost nothing by chance
-    rms_c, rms_r, rms_o = (t.square().mean(dim=1).sqrt() for t in (ce, re, of))
+def _finite_errors(c: Tensor, r: Tensor, o: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``c - o``, ``r - o`` and ``o``, 0 where one of them is not finite; how many elements of each row are."""
+    import torch
+
+    ce, re = c - o, r - o
+    if math.isfinite(_largest_of(ce)) and math.isfinite(_largest_of(re)):
+        return ce, re, o, torch.full((len(o),), o.shape[1], device=o.device)
+    finite = c.isfinite() & r.isfinite() & o.isfinite()
+    return ce.where(finite, 0.0), re.where(finite, 0.0), o.where(finite, 0.0), finite.sum(dim=1)
+
+
+def _find_destroyed(sums: _Sums, by_row: Sequence[Tensor], limits: Tolerance) -> None:
+    """``by_row``: rms of the candidate's errors, of the reference's, of the oracle's values; how many are finite."""
+    rms_c, rms_r, rms_o, in_row = by_row
     typical = math.sqrt(sums.oracle_square / max(1, sums.count))
     floor = limits.unit_roundoff * rms_o
     bad = (rms_c > DESTROYED * rms_o) & (rms_c > DESTROYED_RATIO * rms_r.maximum(floor)) & (rms_o > 1e-3 * typical)
-    bad &= finite.sum(dim=1) >= SHORT
-    if sums.destroyed_row < 0 and bool(bad.any()):
+    bad &= in_row >= SHORT
+    if bool(bad.any()):
         row = int(bad.to(dtype=rms_c.dtype).argmax())
-        sums.destroyed_row, sums.destroyed_error = start + row, float(rms_c[row] / rms_o[row])
+        sums.destroyed_row, sums.destroyed_error = row, float(rms_c[row] / rms_o[row])
 
 
 def _judge_rest(
@@ -510,6 +538,8 @@ def _judge_nonfinite(
 ) -> tuple[Mismatch, ...]:
     import torch
 
+    if math.isfinite(_largest_of(c)) and math.isfinite(_largest_of(r)):
+        return ()
     edge = 0.98 * float(torch.finfo(getattr(torch, _real_dtype(dtype))).max)
     for start, cb, rb, _ in _blocks(c, r, r):
         wrong = _other_mask(cb, rb)
