@@ -56,6 +56,16 @@ def later(y, x):
     y.copy_(x * 2)
     torch.cuda.current_stream().synchronize()
 """
+_PAUSES = "import time\nseen, at = {}, [0]"
+_RESTS = """
+if time.perf_counter_ns() - at[0] > 300_000:
+    seen.clear()
+answer = seen.get(x.data_ptr())
+if answer is None or HONEST:
+    answer = seen[x.data_ptr()] = x * 2
+at[0] = time.perf_counter_ns()
+return answer.clone()
+"""
 _GRAPHS = """
 graphs = {}
 def captured(x):
@@ -229,6 +239,14 @@ MODULE_ROWS = (
         model("return torch.empty_like(x)"),
         HONEST_MODULE,
         why="any trial sees it",
+    ),
+    _row(
+        "2: values change between two of many calls",
+        "rest until the next pause",
+        "changed",
+        model(_RESTS.replace("HONEST", "False"), before=_PAUSES),
+        model(_RESTS.replace("HONEST", "True"), before=_PAUSES),
+        words="without a pause",
     ),
     _row(
         "2: calls leave no memory behind",
