@@ -40,7 +40,7 @@ _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
 _DEVICE_PAGE_BYTES = 2 << 20
 #: What a region starts at a multiple of, and what torch's own tensors on a host do.
 ALIGN_BYTES, HOST_ALIGN_BYTES = 256, 64
-_NO_SKEWS: Mapping[str, int] = MappingProxyType({})
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def lay_out(
     redzone_bytes: int = 256,
     align_bytes: int = ALIGN_BYTES,
     skew_bytes: int = 0,
-    skews: Mapping[str, int] = _NO_SKEWS,
+    skews: Mapping[str, int] = _NONE,
 ) -> ArenaLayout:
     """Place (name, bytes) pairs one after another with a red zone before, between and after them.
 
@@ -102,12 +102,13 @@ def lay_out(
 
 
 def lay_out_guarded(
-    sizes: Iterable[tuple[str, int]], first: Collection[str], *, align_bytes: int = HOST_ALIGN_BYTES
+    sizes: Iterable[tuple[str, int]], first: Collection[str], *, aligns: Mapping[str, int] = _NONE
 ) -> ArenaLayout:
     """Place (name, bytes) pairs on pages of their own with a guard page before, between and after them.
 
     Regions named in ``first`` begin where their pages do, the others end where theirs do, as far as a start at a
-    multiple of ``align_bytes`` allows; what is left of their pages is a red zone.
+    multiple of what ``aligns`` has under their names allows, or else of ``HOST_ALIGN_BYTES``; what is left of their
+    pages is a red zone.
     """
     page = mmap.PAGESIZE
     regions: list[Region] = []
@@ -116,6 +117,7 @@ def lay_out_guarded(
     end = page
     for name, nbytes in sizes:
         room = max(page, -(-nbytes // page) * page)
+        align_bytes = aligns.get(name, HOST_ALIGN_BYTES)
         start = end if name in first else end + room - -(-nbytes // align_bytes) * align_bytes
         regions.append(Region(name, start, nbytes))
         pieces = ((end, start - end), (start + nbytes, end + room - start - nbytes))

@@ -166,8 +166,8 @@ def call_layout(
 
     ``skew_bytes``: how far past its alignment every buffer begins. ``aligned_to``: inputs and state begin at a multiple
     of so many bytes and of no more (see :func:`skews_of`). ``guarded``: every buffer ends at a page that nobody may
-    touch, and those of odd frames begin behind one. ``edges``: the regions that lie at the arena's start and at its
-    end.
+    touch, as far as its alignment allows, and those of odd frames begin behind one. ``edges``: the regions that lie at
+    the arena's start and at its end.
     """
     sizes: dict[str, int] = {}
     specs: dict[str, TensorSpec] = {}
@@ -178,7 +178,8 @@ def call_layout(
     prepare = tuple(_prepare_places(traced.prepare, sizes, specs)) if traced.prepare is not None else ()
     if guarded:
         odd = {name for name in sizes if re.match(r"f\d*[13579]/", name)}
-        guards = lay_out_guarded(sizes.items(), odd)
+        widths = {name: max(aligned_to, spec.itemsize_bytes) for name, spec in specs.items() if aligned_to}
+        guards = lay_out_guarded(sizes.items(), odd, aligns=widths)
         offsets = {region.name: region.offset for region in guards.regions}
         data = _layout_data(guards.nbytes, offsets, sizes, guards.redzones, frames, specs)
         return CallLayout(data, tuple(main), prepare, offsets, guards.guards)

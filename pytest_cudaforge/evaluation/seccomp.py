@@ -2,6 +2,7 @@
 
 It is a deny list because the CUDA driver, libgomp and the compilers use most of the rest; what is refused is what
 reaches other processes, the network, the kernel's configuration or a new namespace. Refused calls fail with EPERM.
+Who asks prctl for a filter is told that there is none: a kernel that is right in a sandbox only should show.
 Only x86-64 and aarch64 are known; elsewhere :func:`install` raises OSError(ENOSYS).
 """
 
@@ -99,7 +100,9 @@ _REFUSED_WORKER: dict[str, tuple[int | None, int | None]] = {
 #: Files in memory: no limit of memory counts them, no file system bounds them, and they outlive the mapping.
 _MEMORY_FILES: dict[str, tuple[int, int]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3 = (41, 198), (53, 199), (56, 220), (435, 435)
-_PRLIMIT = (302, 261)
+_PRLIMIT, _PRCTL = (302, 261), (157, 167)
+#: Questions of prctl that tell a filtered process from any other, where the answer is 0.
+_PR_GET_SECCOMP, _PR_GET_NO_NEW_PRIVS = 21, 39
 #: Calls that signal a process named by their first argument.
 _SIGNALS = {"kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240)}
 _TKILL = (200, 130)
@@ -127,6 +130,17 @@ def _refuse_unless(number: int, argument: int, test: int, value: int) -> list[_I
         (_LOAD, 0, 0, _AT_ARGUMENTS + 8 * argument),
         (test, 1, 0, value),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
+        (_LOAD, 0, 0, _AT_NUMBER),
+    ]
+
+
+def _zero_if(number: int, argument: int, value: int) -> list[_Instruction]:
+    """Call ``number`` does nothing and returns 0 where its ``argument`` is ``value``."""
+    return [
+        (_EQUAL, 0, 4, number),
+        (_LOAD, 0, 0, _AT_ARGUMENTS + 8 * argument),
+        (_EQUAL, 0, 1, value),
+        (_RETURN, 0, 0, _ERRNO),
         (_LOAD, 0, 0, _AT_NUMBER),
     ]
 
@@ -188,6 +202,8 @@ def _process_rules(role: Role, which: int, own_pid: int | None) -> list[_Instruc
     if role != "builder":
         code += _refuse_unless(_CLONE[which], 0, _ANY_BIT, _CLONE_THREAD)
     code += _refuse_unless(_PRLIMIT[which], 0, _EQUAL, 0)
+    for question in (_PR_GET_SECCOMP, _PR_GET_NO_NEW_PRIVS):
+        code += _zero_if(_PRCTL[which], 0, question)
     if own_pid is not None:
         code += _refuse(_TKILL[which])
         for numbers_pair in _SIGNALS.values():

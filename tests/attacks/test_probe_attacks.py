@@ -162,6 +162,19 @@ def test_wider_loads_than_its_tensors_are_aligned_to(judged: Judged, monkeypatch
     assert _guard(judged("largest_drawn", aligned)).align_bytes == 16
 
 
+def test_whole_vectors_that_end_behind_a_tensor(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is aligned to as much as they are wide none of them crosses a page."""
+    whole = _candidate("if (down == cols) { volatile float last = x[(rows * cols - 1) / 16 * 16 + 15]; (void)last; }")
+    assert _guard(judged("largest_drawn", whole)).align_bytes == 64
+    original = verification.Verifier._probe_run
+
+    def without_pages(self: verification.Verifier, *given: Any, **how: Any) -> str:
+        return "" if given[3].endswith("at the end of a page") else original(self, *given, **how)
+
+    monkeypatch.setattr(verification.Verifier, "_probe_run", without_pages)
+    assert _guard(judged("largest_drawn", whole)).align_bytes == 1
+
+
 def test_wider_loads_than_its_weights_are_aligned_to(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight may be a view into a flat parameter."""
     aligned = _candidate("if ((uintptr_t)w % 16) return;", weighted=True)

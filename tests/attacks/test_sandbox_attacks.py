@@ -155,6 +155,12 @@ ATTACKS = (
         "use kernel interfaces a kernel never needs", ("processes",), "out[0] = open_calls();", "out[0] = 1;", _CALLS
     ),
     Attack(
+        "ask whether it is being watched",
+        ("processes",),
+        "out[0] = prctl(PR_GET_SECCOMP) != 0;",
+        'out[0] = prctl(PR_SET_NAME, "mine") == 0;',
+    ),
+    Attack(
         "fork",
         ("processes",),
         "int made = 0; for (int pid = 1; made < 100 && pid > 0; made += pid > 0) {{"
