@@ -149,12 +149,28 @@ def _compiles() -> bool:
     return True
 
 
+#: When it is compiled, and which files are there.
+_MACHINE = re.compile(
+    r"\b(?P<word>__DATE__|__TIME__|__TIMESTAMP__)\b"
+    r"|\b(?P<asked>__has_(?:include(?:_next)?|embed))\b(?:\s*\(\s*[<\"](?P<path>[^>\"\n]*)[>\"])?"
+)
+#: Before a name that a preprocessor may not know at all.
+_IS_THERE = re.compile(r"(?:\bdefined\s*\(?|#\s*ifn?def)\s*\Z")
+
+
 def check_unit(source: str, unit: Unit) -> None:
     """Raises BuildFailure where the text, a constant or a kernel expression cannot be given to a compiler."""
     if "\0" in source or len(source) > MAX_SOURCE_CHARS or not _is_text(source):
         raise BuildFailure(
             "the source is no C++ text",
             expected=f"valid Unicode without zero bytes, under {MAX_SOURCE_CHARS} characters",
+        )
+    told = _told_by_machine(source)
+    if told:
+        raise BuildFailure(
+            f"the source asks for {told}: what it becomes depends on where and when it is compiled",
+            expected="a source that is the same kernel on every machine; __has_include may name headers by their "
+            "relative path",
         )
     for name, value in unit.constants:
         if not _CONSTANT_NAME.fullmatch(name):
@@ -167,6 +183,20 @@ def check_unit(source: str, unit: Unit) -> None:
                 f"kernel {expression!r} is no C++ expression that names a function",
                 expected='a name such as "rms_norm" or "norm<float, 4>"',
             )
+
+
+def _told_by_machine(source: str) -> str:
+    """The first thing that a source, verified in one place and compiled in another, must not ask for, or ""."""
+    text = source.replace("\\\n", "")
+    for match in _MACHINE.finditer(text):
+        if match["word"]:
+            return match["word"]
+        path = match["path"]
+        if path is None and _IS_THERE.search(text, 0, match.start()):
+            continue
+        if not path or path.startswith("/") or ".." in path:
+            return f"{match['asked']} of {path or 'a computed name'}"
+    return ""
 
 
 def _is_text(source: str) -> bool:

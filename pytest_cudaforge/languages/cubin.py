@@ -11,12 +11,14 @@ from collections.abc import Iterator
 
 from pytest_cudaforge.errors import BuildFailure
 
-__all__ = ["same_code", "sections", "uses_transaction_barriers"]
+__all__ = ["same_code", "sections", "undefined", "uses_transaction_barriers"]
 
 _MAGIC = b"\x7fELF\x02\x01"
 #: Names, type, flags, address, offset, size, link, info, alignment, entry size of a section.
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_BITS = 8
+#: Name, info, visibility, section, value, size of a symbol; section 0 is nowhere in the file.
+_SYMBOL = struct.Struct("<IBBHQQ")
 #: An attribute is a format byte, a code byte and two bytes: a value, or the length of what follows.
 _SIZED_FORMAT = 4
 #: EIATTR_NUM_MBARRIERS and EIATTR_MBARRIER_INSTR_OFFSETS of ptxas.
@@ -43,6 +45,14 @@ def _sections(code: bytes) -> Iterator[tuple[str, bytes]]:
         start = names + name
         content = b"" if kind == _NO_BITS else code[offset : offset + size]
         yield code[start : code.index(b"\0", start)].decode("utf-8", "replace"), content
+
+
+def undefined(code: bytes) -> frozenset[str]:
+    """Names of functions that the kernels call and the driver brings, ``malloc`` among them. Raises BuildFailure."""
+    found = sections(code)
+    symbols, names = found.get(".symtab", b""), found.get(".strtab", b"")
+    nowhere = [name for name, _, _, section, *_ in _SYMBOL.iter_unpack(symbols) if name and not section]
+    return frozenset(names[at : names.find(b"\0", at)].decode("utf-8", "replace") for at in nowhere)
 
 
 def same_code(one: bytes, other: bytes) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
 from pytest_cudaforge.facts import KernelResources
+from pytest_cudaforge.languages import cubin
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
 from pytest_cudaforge.languages.cpp import check_unit, macro_value
 from pytest_cudaforge.languages.logs import reduce_log
@@ -94,6 +95,11 @@ class CudaLanguage:
                 code, log, lowered = _compile_unit(source, unit, options, renaming)
             except BuildFailure:
                 raise failure from None
+        if any("malloc" in name for name in cubin.undefined(code)):
+            raise BuildFailure(
+                "a kernel takes memory from the device's heap (malloc or new), of which all of a process's have 8 MiB",
+                expected="buffers that plan.py asks for: empty() or zeros()",
+            )
         usage = resources_in(log)
         kernels = []
         for index, expression in enumerate(unit.kernels):

@@ -139,6 +139,34 @@ def test_a_source_that_is_no_text_is_refused(source: str) -> None:
     assert "no C++ text" in str(failure(source))
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('#if __has_include("/etc/passwd")\n#endif', "__has_include of /etc/passwd"),
+        ("#if __has_include(<../secret.h>)\n#endif", "__has_include of ../secret.h"),
+        ("#define WHERE <cmath>\n#if __has_include(WHERE)\n#endif", "__has_include of a computed name"),
+        ("#define ASK __has_include\n#if ASK(<cmath>)\n#endif", "__has_include of a computed name"),
+        ('#if __has_inc\\\nlude("/etc/passwd")\n#endif', "__has_include of /etc/passwd"),
+        ("const char* when = __DATE__;", "__DATE__"),
+        ("const char* when = __TIME__;", "__TIME__"),
+    ],
+)
+def test_a_source_that_asks_for_its_machine_is_refused(text: str, told: str) -> None:
+    assert f"the source asks for {told}" in str(failure(f"{text}\nvoid f() {{}}", "f"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#ifdef __has_include\n#endif",
+        "#if defined(__has_include) && __has_include(<cmath>)\n#include <cmath>\n#endif",
+        "int my__DATE__s = 3;",
+    ],
+)
+def test_a_source_may_ask_for_headers(text: str) -> None:
+    build(f"{text}\nvoid f() {{}}", "f")
+
+
 def test_constants_of_one_letter_do_not_break_the_launchers() -> None:
     names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
     constants = tuple((name, 1) for name in names)

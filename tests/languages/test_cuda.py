@@ -100,7 +100,15 @@ def test_a_source_with_a_zero_byte_is_refused() -> None:
     assert "no C++ text" in str(failure("__global__ void f() {}\0"))
 
 
-def test_resources_are_read_in_the_same_compile() -> None:
+@pytest.mark.parametrize("taken", ["(float*)malloc(64)", "new float[16]"])
+def test_memory_of_the_devices_heap_is_refused(taken: str) -> None:
+    source = 'extern "C" __global__ void k(float* x) {{ float* p = {}; p[threadIdx.x & 15] = 3; x[0] = p[1]; }}'
+    with pytest.raises(BuildFailure, match=r"device's heap"):
+        build(source.format(taken), "k")
+    build(source.format("x + 4"), "k")
+
+
+def test_resources_are_read_in_the_samebuild() -> None:
     source = """
     __global__ void f(float* x) { __shared__ float s[33]; s[threadIdx.x] = x[0]; __syncthreads(); x[1] = s[5]; }
     __global__ void g(float* x, int n) { float local[100]; for (int i = 0; i < n; ++i) local[i % 97] = x[i];
