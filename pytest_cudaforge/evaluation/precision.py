@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,12 @@ _NORMS, _FEW_MEANS, _MEAN_NOISE = (
     1 / 128,
 )
 _LONGEST_SERIAL = 1 << 16
+#: Operators that write a running mean (their fourth argument), and where their momentum stands. It errs as those means
+#: do, by their share of the values that were summed, however near to zero it is itself.
+_RUNNING = {
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"), 6),
+    "_batch_norm_with_update": 5,
+}
 #: Outputs of so few elements have no norm to speak of: a single lucky one would set the bound.
 FEW = 256
 _BEHIND = "_cudaforge_summed"  # attribute of a tensor: the longest sum behind it
@@ -134,6 +140,11 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.spreads = True
             if self.noise:
                 result = (self._mean_moved(own, wide_args, result), *result[1:])
+        if name in _RUNNING and _writes_means(name, args):
+            self.spreads = True
+            if self.noise:
+                momentum = args[_RUNNING[name]]
+                self._move_running(own, wide_args[0], wide_args[3], 1.0 if momentum is None else momentum)
         written = [value for i, value in enumerate(args) if i in keep]
         self._remember(own, (args, kwargs), (result, written), written)
         return result
@@ -161,6 +172,10 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weight = next((a.square().mean().sqrt() for a in args[1:3] if isinstance(a, torch.Tensor)), 1.0)
         return result[0] + self.noise * _MEAN_NOISE * math.sqrt(min(own, _LONGEST_SERIAL)) * scale * weight
 
+    def _move_running(self, own: int, source: torch.Tensor, mean: torch.Tensor, momentum: float) -> None:
+        by = self.noise * _MEAN_NOISE * math.sqrt(min(own, _LONGEST_SERIAL)) * momentum
+        mean.add_(by * source.square().mean().sqrt())
+
     def _moved(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
         """``result`` off by the rounding of its sum: no two sums by the same amount, so that they do not cancel."""
         squares = [_square(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -181,6 +196,13 @@ class Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, torch.Tensor):
             return value.to(self.declared) if value.dtype == torch.float64 else value
         return self.declared if value is torch.float64 else value
+
+
+def _writes_means(name: str, args: Sequence[Any]) -> bool:
+    """Does such an operator train, on a module that keeps running means?"""
+    if len(args) <= _RUNNING[name] or not isinstance(args[3], torch.Tensor):
+        return False
+    return name == "_batch_norm_with_update" or bool(args[5])
 
 
 def _tensors(tree: Any) -> Iterable[torch.Tensor]:
