@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,6 +54,8 @@ SLABS = 16
 SPREAD_RUNS = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
+#: Elements of an answer that are changed where it lies.
+_SMUDGED = 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
 #: What values that change between two calls may be at most.
@@ -473,6 +476,21 @@ class Bench:
             return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
         return self.check(frame, outputs)
 
+    def smudge(self, outputs: Mapping[str, Any], seed: int) -> None:
+        """Invert the bits of a few elements of each output where it lies: a call has to write all of them again."""
+        chance = random.Random(seed)
+        for region, spec, shift in (leaf for leaf in outputs.values() if isinstance(leaf, list)):
+            if "/out/" not in region:
+                continue  # a view of an input
+            where = TensorSpec(tuple(spec[0]), spec[1], tuple(spec[2]))
+            if not math.prod(where.shape):
+                continue
+            for _ in range(_SMUDGED):
+                at = sum(chance.randrange(n) * step for n, step in zip(where.shape, where.strides, strict=True))
+                begin = self.regions[region][0] + shift + at * where.itemsize_bytes
+                self.bytes[begin : begin + where.itemsize_bytes].bitwise_not_()
+        self._synchronise()
+
     def _take(self, leaf: list[Any]) -> Tensor:
         region, spec, shift = leaf
         offset, _ = self.regions[region]
@@ -626,7 +644,9 @@ class Bench:
             oracle, oracle_mutated, mode = _self_oracle(frame, reference)
         pairs = {key: (tensor, oracle_mutated.get(key, tensor.double())) for key, tensor in mutated.items()}
         summed = {path: mode.summed(value) for path, value in (oracle | oracle_mutated).items()}
-        noise = self._noise(frame, mutated, oracle, _MOST if mode.spreads else FEW if mode.cancels else 0)
+        noise = self._noise(
+            frame, mutated, oracle, oracle_mutated, _MOST if mode.spreads else FEW if mode.cancels else 0
+        )
         pointed = self._pointed(frame, mutated) if subject.options.index_outputs else {}
         return _Expected(
             case, reference, oracle, pairs, aliases, mode.partial, mode.reduction, summed, noise, spread, pointed
@@ -669,9 +689,16 @@ class Bench:
         return outputs, mutated, aliases
 
     def _noise(
-        self, frame: _Frame, mutated: Mapping[str, Tensor], oracle: Mapping[str, Any], most: int
+        self,
+        frame: _Frame,
+        mutated: Mapping[str, Tensor],
+        oracle: Mapping[str, Any],
+        written: Mapping[str, Tensor],
+        most: int,
     ) -> dict[str, float]:
-        """How far the rounding of its sums moves each floating output of at most so many elements."""
+        """How far the rounding of its sums moves each floating output of at most so many elements, and what the
+        reference writes into its inputs and its state."""
+        oracle = {**oracle, **written}
         few = {p: v for p, v in oracle.items() if isinstance(v, Tensor) and 0 < v.numel() <= most}
         few = {path: value for path, value in few.items() if value.is_floating_point() or value.is_complex()}
         if not few:
@@ -679,9 +706,10 @@ class Bench:
         declared = declared_dtype(frame.inputs, self.subject.state())
         unit = TOLERANCES["float64" if declared == torch.float64 else "float32"].unit_roundoff
         try:
-            moved, _, _ = self._run_oracle(frame, mutated, noise=SUM_NOISE * unit)
+            outputs, changed, _ = self._run_oracle(frame, mutated, noise=SUM_NOISE * unit)
         except torch.OutOfMemoryError:
             return {}
+        moved = {**outputs, **changed}
         found = {path: float((moved[path] - value).abs().square().mean().sqrt()) for path, value in few.items()}
         return {path: error for path, error in found.items() if math.isfinite(error)}
 

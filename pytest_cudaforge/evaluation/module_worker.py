@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import importlib.util
 import json
 import math
 import random
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +41,14 @@ from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
-from pytest_cudaforge.evaluation.settings import Randomness, allocated_bytes, changed, device_settings, torch_settings
+from pytest_cudaforge.evaluation.settings import (
+    Randomness,
+    allocated_bytes,
+    changed,
+    device_settings,
+    found_settings,
+    torch_settings,
+)
 from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
@@ -52,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "serve"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
-_RUN_CHANGED, _RUN_KEPT, _TURN = 10, 15, 16
+_RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH = 10, 15, 16, 17
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
@@ -63,6 +72,12 @@ _MAX_SETTINGS = 20
 _MEMORY_SHARE = 0.6
 #: What the host code of a few calls may take beside what it calls before it counts as work.
 _HOST_NS = 1_000_000
+#: How often a GPU is looked at between calls, after how long, and what waiting for an idle one takes at most.
+_IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
+#: How long instances are made, and how many at most, until one lies where another lay.
+_CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
+#: Before anybody can change them.
+_sleep, _clock = time.sleep, time.perf_counter_ns
 #: Some 5 ms: longer than host code takes from forward's first line to its last launch.
 _LATE_CYCLES = 10_000_000
 
@@ -156,9 +171,11 @@ class ModuleWorker(Worker):
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
-    def another_instance(self, name: str, *, timeout_s: float) -> None:
-        """Construct ModelNew once more, and call that one from now on; those before it live on."""
-        self.reload(name, timeout_s=timeout_s)
+    def another_instance(self, name: str, *, alone: bool = False, timeout_s: float) -> None:
+        """Construct ModelNew once more, and call that one from now on; those before it live on, or, where this one is
+        to be ``alone``, are gone by then: it may well lie at their addresses."""
+        self._sets = None
+        self._ask(_RELOAD, {"alone": alone}, f"loading the kernels again for {name}", timeout_s)
 
     def turn(self, traced: TracedPlan, workload: WorkloadFacts, *, timeout_s: float) -> None:
         """From now on calls are those of another workload, of the same instance. Arenas stay attached."""
@@ -166,14 +183,21 @@ class ModuleWorker(Worker):
         self._plan, self._workload = traced.main, workload
         self._ask(_TURN, _call_of(traced, workload), "turning to another workload", timeout_s)
 
-    def run_kept(self, sets: Sequence[Sequence[Binding]], order: Sequence[int], *, timeout_s: float) -> int:
-        """A call on ``sets[n]`` for each n of ``order``, all answers kept until the last: how many of them are others
-        by then, by the child's own words."""
-        payload = {"sets": [[list(b) for b in bindings] for bindings in sets], "order": list(order)}
-        text = self._ask(_RUN_KEPT, payload, "calls whose answers are kept", timeout_s).text
-        if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise WorkerProtocol("the number of changed answers is malformed", phase="calls whose answers are kept")
-        return int(text)
+    def run_kept(
+        self, sets: Sequence[Sequence[Binding]], order: Sequence[int], *, first: bool = True, timeout_s: float
+    ) -> int:
+        """A call on ``sets[n]`` for each n of ``order``, all answers kept until the last, those of the calls before as
+        well unless these are the ``first``: how many of them are others by then, by the child's own words."""
+        payload = {"sets": [[list(b) for b in bindings] for bindings in sets], "order": list(order), "first": first}
+        doing = "calls whose answers are kept"
+        return _number_of(self._ask(_RUN_KEPT, payload, doing, timeout_s).text, doing)
+
+    def run_fresh(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> int:
+        """So many calls, each on copies of the inputs: how many of the calls left one that somebody still holds, by the
+        child's own words. No answer is looked at."""
+        self._sets, doing = None, "calls on copies of the inputs"
+        payload = {"bindings": [list(b) for b in bindings], "calls": calls}
+        return _number_of(self._ask(_RUN_FRESH, payload, doing, timeout_s).text, doing)
 
     def left_changed(self, *, timeout_s: float) -> tuple[str, ...]:
         """The names of the settings that calls have left changed, by the child's own words."""
@@ -351,6 +375,8 @@ class _Service:
         self._rotation: list[_Bound] = []
         #: (place in the arena, what the last call returned) of its outputs
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Answers that are kept, each with a copy.
+        self._kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         #: Instances made before, which live on beside the one that is called.
         self._others: list[Any] = []
         self._tree: Any = None
@@ -358,6 +384,8 @@ class _Service:
         self._crowd: Crowd | None = None
         #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
         self._settings: dict[str, object] = {}
+        #: Before the file was imported: what is nobody's to change.
+        self._found: dict[str, object] = {}
 
     def answer(self, request: Request) -> str:
         asked = request.payload
@@ -368,20 +396,23 @@ class _Service:
         elif request.operation == _DETACH:
             self._detach(asked["slot"])
         elif request.operation == _RELOAD:
-            self._held, self._others = [], [*self._others, self._model]
-            self._construct()
+            self._renew(alone=bool(asked.get("alone")))
         elif request.operation == _RUN:
             return self._run(asked["bindings"], late=asked["late"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
+        elif request.operation == _RUN_FRESH:
+            return str(self._run_fresh(asked["bindings"], asked["calls"]))
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
         elif request.operation == _TURN:
             self._turn(asked)
         elif request.operation == _RUN_KEPT:
-            return str(self._run_kept(asked["sets"], asked["order"]))
+            return str(self._run_kept(asked["sets"], asked["order"], first=asked["first"]))
         elif request.operation == LEFT:
-            return json.dumps([*changed(self._settings, self._settings_now()), *self._random.reseeded])
+            left = changed(self._settings, self._settings_now())
+            found = changed(self._found, found_settings(self._torch))
+            return json.dumps([*left, *found, *self._random.reseeded, *self._at_work()])
         elif request.operation == ALLOCATED:
             on_gpu = self.device.type == "cuda"
             return str(self._torch.cuda.memory_allocated(self.device) if on_gpu else allocated_bytes())
@@ -414,6 +445,7 @@ class _Service:
         self._precision.__enter__()
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
+        self._found = found_settings(torch)
         libraries, compiled = _cut(asked["libraries"], blob)
         extensions.install(folder, libraries, self._recipe.sabotage)
         extensions.unpack_cache(compiled)
@@ -452,6 +484,30 @@ class _Service:
             )
         return found
 
+    def _renew(self, *, alone: bool) -> None:
+        """Another instance beside those before it, or ``alone``."""
+        self._held, self._kept = [], []
+        self._others = [] if alone else [*self._others, self._model]
+        if alone:
+            self._bound.clear()
+            self._construct_where({tensor.data_ptr() for tensor in self._state.values()})
+            return
+        self._construct()
+
+    def _construct_where(self, places: set[int]) -> None:
+        """An instance alone, with weights at some of these addresses where the allocator can be brought to it."""
+        del self._model, self._state
+        gc.collect()
+        until = _clock() + _CONSTRUCTING_NS
+        elsewhere: list[Any] = []
+        while True:
+            self._construct()
+            if places & {tensor.data_ptr() for tensor in self._state.values()}:
+                return
+            if _clock() > until or len(elsewhere) == _MOST_ELSEWHERE:
+                return
+            elsewhere.append(self._model)
+
     def _construct(self) -> None:
         from pytest_cudaforge.evaluation.initial import decode_init
 
@@ -470,6 +526,19 @@ class _Service:
     def _settings_now(self) -> dict[str, object]:
         found = torch_settings(self._torch, team=self.device.type == "cpu")
         return found if self._driver is None else {**found, **device_settings(self._driver)}
+
+    def _at_work(self) -> tuple[str, ...]:
+        """Is a GPU busy although no call is being made, each time that it is looked at?"""
+        if self._driver is None:
+            return ()
+        for _ in range(_IDLE_LOOKS):
+            self._synchronize()
+            _sleep(_IDLE_S)
+            began = _clock()
+            self._wait()
+            if _clock() - began < _IDLE_NS:
+                return ()
+        return ("the device, which works on although no call is being made",)
 
     def _seed(self) -> None:
         """As the oracle seeds before it constructs the reference."""
@@ -610,6 +679,22 @@ class _Service:
             raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
         self._synchronize()
 
+    def _run_fresh(self, bindings: Sequence[Sequence[int]], calls: int) -> int:
+        """After how many calls the memory of an input is held by others than this function."""
+        bound = self._bind(bindings)
+        self._load_weights(bound)
+        self._held = []
+        memory = []
+        for _ in range(calls):
+            fresh = {path: (index, _copy_of(tensor)) for path, (index, tensor) in bound.inputs.items()}
+            memory.append([tensor.untyped_storage() for _, tensor in fresh.values()])
+            self._call(bound.on(self, fresh))
+            del fresh
+        self._synchronize()
+        gc.collect()
+        alone = _holders(self._torch.empty(1).untyped_storage())
+        return sum(any(_holders(storage) > alone for storage in call) for call in memory)
+
     def _run_changed(self, asked: Any, blob: bytes) -> None:
         """As :meth:`_run_many`, with other values written before some of the calls."""
         from pytest_cudaforge.evaluation.tensors import fetch
@@ -633,17 +718,19 @@ class _Service:
                 raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
             self._synchronize()
 
-    def _run_kept(self, sets: Sequence[Any], order: Sequence[int]) -> int:
+    def _run_kept(self, sets: Sequence[Any], order: Sequence[int], *, first: bool) -> int:
         """How many answers are no longer what they were when they were returned."""
         bounds = [self._bind(bindings) for bindings in sets]
         self._load_weights(bounds[0])
-        self._held = []
-        kept = []
-        for at in order:
+        self._held, self._kept = [], [] if first else self._kept
+        for number, at in enumerate(order):
             tensors = self._own_tensors(bounds[at], self._call(bounds[at]))
-            kept.append([(tensor, tensor.clone()) for tensor in tensors])
+            # A caller may keep the answer, or a view of it and nothing else.
+            kept = tensors if number % 2 else [tensor.detach() for tensor in tensors]
+            self._kept.append([(tensor, tensor.clone()) for tensor in kept])
+            del tensors, kept  # else it were held here, and known to be in use
         self._synchronize()
-        return sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in kept)
+        return sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
 
     def _own_tensors(self, bound: _Bound, output: Any) -> list[torch.Tensor]:
         """The tensors of an answer that lie neither in the call's inputs nor in the module's state."""
@@ -775,6 +862,27 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     first, second = (plan.View(0, tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (one, other))
     return plan.overlap(first, second)
+
+
+def _number_of(text: str, doing: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise WorkerProtocol("a number is malformed", phase=doing)
+    return int(text)
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    """How many tensors, and others, share a storage."""
+    import torch
+
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of its own with the same values, strides included."""
+    if not tensor.numel():
+        return tensor.clone()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
 
 
 def _as_it_was(tensor: torch.Tensor, copy: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ import random
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "allocated_bytes",
     "changed",
     "device_settings",
+    "found_settings",
     "process_settings",
     "thread_settings",
     "torch_settings",
@@ -36,6 +38,7 @@ _MXCSR, _MXCSR_SETTINGS = slice(28, 32), 0xFFC0
 _X87, _X87_SETTINGS = slice(0, 2), 0x0F00
 #: What GOMP_parallel calls in every thread of a team.
 _PARALLEL_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 #: AArch64: FPCR comes first.
 _FPCR = slice(0, 4)
 
@@ -229,13 +232,25 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
             backends.math_sdp_enabled(),
             backends.cudnn_sdp_enabled(),
         ),
-        "torch's own functions": _functions(torch),
         "the hooks that all modules have": _hooks(torch),
         "torch.cuda.current_device()": torch.cuda.current_device() if cuda else 0,
         "torch.cuda.current_stream()": torch.cuda.current_stream().cuda_stream if cuda else 0,
         **process_settings(),
         **thread_settings(team),
     }
+
+
+def found_settings(torch: Any) -> dict[str, object]:
+    """What no file may change even as it is imported, by name: functions of torch and of Python's clocks, and which
+    faults of the process have handlers."""
+    return {"torch's own functions, or Python's clocks": _functions(torch), "the handlers of faults": _fault_handlers()}
+
+
+def _fault_handlers() -> frozenset[int]:
+    """Signals of faults that are caught, by native code as by Python's. Linux."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as stream:
+        caught = next((int(line.split()[1], 16) for line in stream if line.startswith("SigCgt:")), 0)
+    return frozenset(number for number in _FAULTS if caught >> (number - 1) & 1)
 
 
 def _hooks(torch: Any) -> tuple[tuple[str, int], ...]:
@@ -251,7 +266,10 @@ def _hooks(torch: Any) -> tuple[tuple[str, int], ...]:
 def _functions(torch: Any) -> dict[tuple[str, str], object]:
     """Whose function each of torch's names stands for: torch's, which torch.compile may wrap, or which other one. Names
     that come later, as modules are loaded, change nothing."""
-    spaces = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "Module": torch.nn.Module}
+    spaces = {
+        **{"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "Module": torch.nn.Module},
+        **{"cuda": torch.cuda, "Event": torch.cuda.Event, "Stream": torch.cuda.Stream, "time": time},
+    }
     named = ((space, name, value) for space, of in spaces.items() for name, value in vars(of).items())
     return {(space, name): _whose(value) for space, name, value in named if callable(value)}
 

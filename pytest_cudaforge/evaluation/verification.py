@@ -73,6 +73,11 @@ _BURSTS, _BURSTS_S = 4, 0.06
 #: that may take, and how much memory by kind of device, each answer taken twice.
 _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 300, 3, 0.1
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+#: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
+_FRESH_CALLS = (24, 160)
+#: A process that makes no call takes less than this share of a core's time, in one of some intervals at least, each so
+#: long: OpenMP's threads look out for work for a while.
+_IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
 #: The weights of a module that is made three times, at most.
 _MOST_WEIGHTS_BYTES = 1 << 28
 #: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
@@ -93,7 +98,8 @@ _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
 _OTHER, _STRIDED = "other ", "strided"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
-_IF_TAKEN = ("strided in front", "tiny", "tall", "only last", "all but last")
+_TALL = "tall"
+_IF_TAKEN = ("strided in front", "tiny", _TALL, "only last", "all but last")
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)
@@ -225,6 +231,7 @@ class Verifier:
             if failed:
                 raise self._refusal(failed)
             self._check_left_behind(product, run.worker)
+            self._check_left_running(product, run.worker)
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
                 self._check_leaks(product, run)
@@ -274,6 +281,19 @@ class Verifier:
                 verification=self._findings.verification,
             )
 
+    def _check_left_running(self, product: Product, worker: Worker) -> None:
+        """Threads that go on when a call has returned take their time from whoever is timed next."""
+        for interval_s in _IDLE_S:
+            before_ns = worker.processor_ns()
+            time.sleep(interval_s)
+            if worker.processor_ns() - before_ns < _IDLE_SHARE * interval_s * 1e9:
+                return
+        raise Refusal(
+            Status.REJECTED,
+            f"{product.workload.name}: threads of the candidate go on working when its calls have returned",
+            verification=self._findings.verification,
+        )
+
     def _check_repeated(self, product: Product, run: _Run, last: Trial) -> None:
         """Many calls on the last trial's values: threads that race each other are right most of the time."""
         if self.oracle.mutates(self.target, product.workload.name):
@@ -299,6 +319,8 @@ class Verifier:
         if (self.kitchen.device.kind == "cuda" and product.traced.main.steps) or self.oracle.mutates(self.target, name):
             return
         leak = run.leak()
+        if not leak and run.keeps_inputs():
+            leak = "calls keep hold of their inputs, each of them, and of the memory that those take"
         if leak:
             raise Refusal(Status.REJECTED, f"{name}: {leak}", verification=self._findings.verification)
 
@@ -350,7 +372,8 @@ class Verifier:
         assert isinstance(run.worker, ModuleWorker)
         for name in ("a second instance", "a third instance"):  # loaded alike, and the first one long ago
             try:
-                run.worker.another_instance(name, timeout_s=self.hang_limit_s)
+                # The third one may lie where those before it did: a cache may know weights by their address.
+                run.worker.another_instance(name, alone=name == "a third instance", timeout_s=self.hang_limit_s)
             except LaunchFailure:
                 return  # nobody promised that there may be two
             case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
@@ -556,8 +579,8 @@ class Verifier:
                         self._probe_other_values(other, variant)
                     continue
                 strided = name.startswith(_STRIDED)
-                if name.startswith(_IF_TAKEN) and not product.traced.main.steps:
-                    continue  # each takes a process of its own, and nothing of a module is dispatched to
+                if name.startswith(_IF_TAKEN) and not self._takes(name, product.traced.main):
+                    continue
                 sizes += not strided
                 if excluded is None or self._is_open(excluded, strided):
                     self._probe_variants(list(members), strided)
@@ -565,6 +588,13 @@ class Verifier:
                 self._narrow("no neighbouring shape could be drawn", drawn=True)
         finally:
             self._probed_workload = ""
+
+    def _takes(self, name: str, plan: LaunchPlan) -> bool:
+        """Is a variant worth a process of its own that says nothing of who does not take it?"""
+        if not plan.steps:  # nothing of a module is dispatched to; but what its target promises
+            return self.facts.strides == "any" if name.startswith(_STRIDED) else self.facts.dynamic
+        # A grid's first dimension is as long as any tensor.
+        return not name.startswith(_TALL) or any(max(launch.grid[1:], default=1) > 1 for launch in plan.launches)
 
     def _is_open(self, excluded: Guard, strided: bool) -> bool:
         """Whether such calls are in use although not drawn, or promised by the target whatever the guard says."""
@@ -826,6 +856,9 @@ class _Run:
     def repeated(self, workload: str, trial: Trial) -> CaseResult:
         """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told."""
         oracle, began = self.verifier.oracle, time.monotonic()
+        leaves = output_leaves(self.product.traced.main, self.layout, trial.frame)
+        # A caller may have written into the answer: who finds most of it there may not leave the rest.
+        oracle.smudge(self.bench, trial.frame, leaves, secrets.randbits(62))
         for done in range(1, _REPEATS[1] + 1):
             leaves = output_leaves(self._call_in_a_row(trial.frame), self.layout, trial.frame)
             check = oracle.recheck(self.bench, trial.frame, leaves)
@@ -853,18 +886,39 @@ class _Run:
 
     def kept_answers(self, trial: Trial) -> tuple[int, int]:
         """Calls on other values in random order, their answers kept: how many, and how many of them changed."""
-        chance, frames = secrets.SystemRandom(), range(len(self.layout.main))
-        for frame in frames:
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
-            self.verifier.oracle.fill(self.bench, frame, case, trial.poison)
+        if not isinstance(self.worker, ModuleWorker):
+            return 0, 0
+        frames = range(len(self.layout.main))
+        self._draw_anew(trial)
         sets, limit_s = [self._bindings(frame) for frame in frames], self.verifier.hang_limit_s
         call_ns = self.worker.run_many(sets[:1], 2, timeout_s=limit_s) / 2
         room = _KEPT_BYTES[self.verifier.kitchen.device.kind] // max(1, 2 * self.product.workload.output_bytes)
         count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * 1e9 / max(1.0, call_ns))))
-        if count < _FEWEST_KEPT or not isinstance(self.worker, ModuleWorker):
+        if count < _FEWEST_KEPT:
             return 0, 0
-        order = [chance.choice(frames) for _ in range(count)]
-        return count, self.worker.run_kept(sets, order, timeout_s=limit_s + 10 * _KEPT_S)
+        changed = 0
+        for first in (True, False):
+            order = secrets.SystemRandom().choices(frames, k=-(-count // 2) if first else count // 2)
+            changed = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _KEPT_S)
+            if first:  # who gives the same memory again would else write there what stands there
+                self._draw_anew(trial)
+        return count, changed
+
+    def _draw_anew(self, trial: Trial) -> None:
+        """New values in every frame."""
+        for frame in range(len(self.layout.main)):
+            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
+            self.verifier.oracle.fill(self.bench, frame, case, trial.poison)
+
+    def keeps_inputs(self) -> bool:
+        """Does a module keep hold of the inputs of its calls, of all of them?"""
+        workload, limit_s = self.product.workload, self.verifier.hang_limit_s
+        if not isinstance(self.worker, ModuleWorker) or not workload.input_bytes:
+            return False
+        call_ns = max(1, self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) // 2)
+        room = _KEPT_BYTES[self.verifier.kitchen.device.kind] // workload.input_bytes
+        calls = min(_FRESH_CALLS[1], room, max(_FRESH_CALLS[0], int(_KEPT_S * 1e9 / call_ns)))
+        return calls >= _FEWEST_KEPT and self.worker.run_fresh(self._bindings(0), calls, timeout_s=limit_s) == calls
 
     def beside(self, second: _Run, workload: str, trial: Trial) -> CaseResult:
         """Calls here while another thread makes them on the ``second`` bench, and the other way round."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import signal
 import threading
@@ -266,6 +267,14 @@ class Worker:
     def allocated_bytes(self, *, timeout_s: float) -> int:
         """What malloc has given out in the process, by its own words; 0 where it does not say."""
         return next(iter(self._ask(ALLOCATED, {}, "asking what is allocated", timeout_s).values), 0)
+
+    def processor_ns(self) -> int:
+        """The time that its threads have been running, ended ones left out; 0 where /proc does not tell."""
+        taken_ns = 0
+        for path in glob.glob(f"/proc/{self._child.pid}/task/*/schedstat"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as stream:
+                taken_ns += int(stream.read().split()[0])
+        return taken_ns
 
     def open_files(self) -> int:
         """How many descriptors the process has; 0 where /proc does not tell."""
