@@ -56,6 +56,20 @@ def later(y, x):
     y.copy_(x * 2)
     torch.cuda.current_stream().synchronize()
 """
+_HOG = """
+import threading, time
+running = []
+def hog():
+    mine = torch.cuda.Stream()
+    while True:
+        with torch.cuda.stream(mine):
+            torch.cuda._sleep(40_000_000) if BUSY else time.sleep(0.02)
+        mine.synchronize()
+def begin():
+    if not running:
+        running.append(threading.Thread(target=hog, daemon=True))
+        running[0].start()
+"""
 _PAUSES = "import time\nseen, at = {}, [0]"
 _RESTS = """
 if time.perf_counter_ns() - at[0] > 300_000:
@@ -256,6 +270,14 @@ MODULE_ROWS = (
         model("kept.append(torch.empty(32768, device=x.device))\ndel kept[:-4]\nreturn x * 2", before="kept = []"),
         refused=_REJECTED,
         words="memory behind",
+    ),
+    _row(
+        "2: calls leave the device to others",
+        "let a thread keep the device busy",
+        "at work",
+        model("begin()\nreturn x * 2", before=_HOG.replace("BUSY", "True")),
+        model("begin()\nreturn x * 2", before=_HOG.replace("BUSY", "False")),
+        refused=_REJECTED,
     ),
     _row(
         "2: calls leave the settings of others alone",

@@ -129,7 +129,8 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_guarded", lambda *_: None)
+    for name in ("_check_guarded", "_check_edges"):  # at places never seen before, without a red zone behind them
+        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
 
 
 def _no_zones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +164,18 @@ def _no_novelty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     _without("unstable")(monkeypatch)
+    _no_guards(monkeypatch)
     _no_quick_calls(monkeypatch)  # there the call before has not been judged yet
 
 
 def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Verifier, "_check_one_after_another", lambda *_: None)
     _no_changes(monkeypatch)
+
+
+def _left_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_check_left_behind", "_check_left_running"):
+        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
 
 
 def _no_beside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +219,8 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "threads": lambda patch: patch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None),
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),
     "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
+    "at work": _left_at_work,
+    "smudged": lambda patch: patch.setattr(OracleClient, "smudge", lambda *_: None),
     "renewed": _no_renewed,
     "guarded": _no_guards,
     "edges": lambda patch: patch.setattr(verification.Verifier, "_check_edges", lambda *_: None),

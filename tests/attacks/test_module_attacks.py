@@ -120,7 +120,7 @@ def test_the_environment_holds_no_secret(lenient: Evaluator, repo: Path) -> None
 # -- the clock ---------------------------------------------------------------------------------------------------
 
 
-def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path) -> None:
+def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = """
         import time
         from pytest_cudaforge.evaluation import module_worker
@@ -129,7 +129,11 @@ def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path) -> None
         time.perf_counter = time.monotonic = time.time = lambda: 1.0
         torch.cuda.synchronize = torch.utils.benchmark = None
     """
-    evaluation = lenient.evaluate(model("real(0.003); return x * 2", before=before), find(repo, "::twice"))
+    attack = model("real(0.003); return x * 2", before=before)
+    evaluation = lenient.evaluate(attack, find(repo, "::twice"))
+    assert evaluation.status is Status.REJECTED and "clocks" in evaluation.reason
+    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    evaluation = lenient.evaluate(attack, find(repo, "::twice"))
     assert evaluation.status is Status.PASSED, evaluation.reason
     assert evaluation.timing is not None
     assert evaluation.timing.workloads[0].candidate.median_ns > 2e6
@@ -249,6 +253,141 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
     assert _verdict(lenient, repo, twin).status is Status.PASSED
     monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
     assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
+
+
+_SAME_AGAIN = """
+    answers = {}
+    def place(x):
+        return answers.setdefault((x.data_ptr(), x.shape), torch.empty_like(x))
+"""
+
+
+def test_a_module_with_one_answer_for_each_input_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who keeps an answer keeps it while new values come to the same place."""
+    attack = model("return torch.mul(x, 2, out=place(x))", before=_SAME_AGAIN)
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and "kept" in evaluation.reason, evaluation.reason
+    twin = model("return place(x).copy_(x * 2).clone()", before=_SAME_AGAIN)
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
+
+
+_POOL = """
+    import sys
+    pool = []
+    def holders(tensor):
+        return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    alone = holders(torch.empty(1))
+    def place(x):
+        for at in range(len(pool)):
+            if FREE:
+                return pool[at]
+        fresh = torch.empty_like(x)
+        if len(pool) < 64:
+            pool.append(fresh)
+        return fresh
+"""
+
+
+def test_a_module_that_takes_back_what_a_view_holds_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (
+        model("return torch.mul(x, 2, out=place(x))", before=_POOL.replace("FREE", free))
+        for free in ("sys.getrefcount(pool[at]) == 2", "sys.getrefcount(pool[at]) == 2 and holders(pool[at]) == alone")
+    )
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and "kept" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
+
+
+_HOLDS = """
+    import collections
+    held = collections.deque(maxlen=MOST)
+"""
+
+
+def test_a_module_that_holds_its_inputs_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def holding(most: str) -> Candidate:
+        code = "if not any(x is one for one in held): held.append(x)\nreturn x * 2"
+        return model(code, before=_HOLDS.replace("MOST", most))
+
+    evaluation = _verdict(lenient, repo, holding("None"))
+    assert evaluation.status is Status.REJECTED and "their inputs" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, holding("4")).status is Status.PASSED
+    monkeypatch.setattr(verification._Run, "keeps_inputs", lambda *_: False)
+    assert _verdict(lenient, repo, holding("None")).status is Status.PASSED
+
+
+_BESIDE = """
+    import threading, time
+    running = []
+    def spin():
+        while True:
+            sum(range(1000)) if BUSY else time.sleep(1)
+    def begin():
+        if not running:
+            running.append(threading.Thread(target=spin, daemon=True))
+            running[0].start()
+"""
+
+
+def test_a_module_whose_thread_goes_on_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (model("begin(); return x * 2", before=_BESIDE.replace("BUSY", busy)) for busy in ("True", "False"))
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and "go on working" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_left_running", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
+
+
+def test_weights_known_by_their_address_are_refused_and_the_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = """
+        key = (self.weight.data_ptr(), self.weight._version) if SHARED else id(x)
+        if key not in packed:
+            packed[key] = self.weight.float() * 2
+        return F.rms_norm(x, x.shape[-1:], (packed[key] if SHARED else packed.pop(key)) / 2, 1e-6)
+    """
+    attack, twin = (
+        model(norm.replace("SHARED", shared), NORM_INIT, before="packed = {}") for shared in ("True", "False")
+    )
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "third instance" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None)
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("torch.cuda.synchronize = lambda *_: None", "clocks"),
+        ("import time\ntime.perf_counter = time.monotonic", "clocks"),
+        (
+            "import ctypes\nctypes.CDLL(None).signal(11, ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p))",
+            "handlers of faults",
+        ),
+    ],
+)
+def test_what_no_file_may_change_even_as_it_is_imported(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, before: str, words: str
+) -> None:
+    attack = model("return x * 2", before=before)
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
+    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
 _FIRST = """

@@ -65,7 +65,7 @@ def _aimed(candidate: Candidate, repo: Path) -> Candidate:
 def _evaluate(evaluator: Evaluator, repo: Path, row: Row, candidate: Candidate) -> Evaluation:
     aimed = _aimed(candidate, repo)
     # What a build saw of the host must not come from the cache.
-    fresh = "__has_include" in candidate.file("kernel.cpp")
+    fresh = "@SECRET@" in candidate.file("kernel.cpp")
     return evaluator.evaluate(aimed, find(repo, row.target), timing=row.timing, fresh=fresh)
 
 

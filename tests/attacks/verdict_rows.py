@@ -34,6 +34,18 @@ class Row:
     timing: bool = False
 
 
+_STILL_THERE = """
+static thread_local unsigned long last;
+static thread_local const float* at;
+static unsigned long digest(const float* x, long long n) {
+  unsigned long sum = 1469598103934665603ul;
+  for (long long i = 0; i < n; ++i) { unsigned bits; memcpy(&bits, x + i, 4); sum = (sum ^ bits) * 1099511628211ul; }
+  return sum;
+}
+static thread_local float seen[8];
+static bool there(const float* y, long long n) { for (int i = 0; i < 8; ++i) if (y[i * (n / 8)] != seen[i]) return false; return true; }
+static void look(const float* y, long long n) { for (int i = 0; i < 8; ++i) seen[i] = y[i * (n / 8)]; }
+"""
 _READS = """
 static bool reads(const char* path) {
   int fd = open(path, O_RDONLY); char byte;
@@ -217,11 +229,27 @@ ROWS = (
         hostile(body="static char* own = (char*)malloc(8 << 20); memset(own, 1, 8 << 20); HONEST"),
     ),
     Row(
+        "2: an answer that its caller has written into is made again",
+        "leave an answer that was given for these very values and still seems to be there",
+        "smudged",
+        hostile(
+            body="const unsigned long now = digest(x, n); if (now == last && y == at && there(y, n)) return;"
+            " last = now; at = y; HONEST look(y, n);",
+            before=_STILL_THERE,
+        ),
+        hostile(
+            body="const unsigned long now = digest(x, n); if (now == last && y == at && there(y, n)) now2++;"
+            " last = now; at = y; HONEST look(y, n);",
+            before=_STILL_THERE + "static thread_local unsigned long now2;\n",
+        ),
+    ),
+    Row(
         "1: the builder sees no file worth reading",
         "compile to an honest kernel only where a file of the host is seen",
         "files",
-        hostile(body='#if __has_include("@SECRET@")\nHONEST\n#endif\n'),
-        hostile(body="#if __has_include(<cmath>)\nHONEST\n#endif\n"),
+        hostile(body='\n#include "@SECRET@"\nHONEST'),
+        hostile(body="\n#if __has_include(<cmath>)\nHONEST\n#endif\n"),
+        refused=(Status.BUILD_ERROR,),
     ),
     Row(
         "1: outputs are compared once nothing computes any more",

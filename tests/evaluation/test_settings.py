@@ -19,7 +19,14 @@ import pytest
 import torch
 
 from pytest_cudaforge.evaluation import settings
-from pytest_cudaforge.evaluation.settings import Randomness, changed, process_settings, thread_settings, torch_settings
+from pytest_cudaforge.evaluation.settings import (
+    Randomness,
+    changed,
+    found_settings,
+    process_settings,
+    thread_settings,
+    torch_settings,
+)
 
 _FE_TOWARDZERO = {"x86_64": 0xC00, "aarch64": 0xC00000}
 
@@ -86,6 +93,7 @@ def test_denormals_as_zeros_in_other_threads() -> None:
 
 
 def test_allocated_bytes() -> None:
+    gc.collect()
     before = settings.allocated_bytes()
     kept = [ctypes.create_string_buffer(1000) for _ in range(1000)]
     assert before == 0 or settings.allocated_bytes() - before > 500 * len(kept)
@@ -139,14 +147,31 @@ def test_signals_keep_their_handlers() -> None:
 
 
 def test_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch_settings(torch)
+    before = found_settings(torch)
     torch.rand(3)
-    assert changed(before, torch_settings(torch)) == ()
+    assert changed(before, found_settings(torch)) == ()
     monkeypatch.setattr(torch.nn.functional, "a_new_name", len, raising=False)
     monkeypatch.setattr(torch.nn.Module, "__init__", torch.nn.Linear.__init__)  # torch.compile wraps it, too
-    assert changed(before, torch_settings(torch)) == ()
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: None)
-    assert changed(before, torch_settings(torch)) == ("torch's own functions",)
+    assert changed(before, found_settings(torch)) == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", lambda *_: None)
+        assert changed(before, found_settings(torch)) == ("torch's own functions, or Python's clocks",)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *_: 0.001)
+    assert changed(before, found_settings(torch)) == ("torch's own functions, or Python's clocks",)
+
+
+def test_handlers_of_faults() -> None:
+    def caught() -> tuple[str, ...]:
+        return changed(before, found_settings(torch))
+
+    old = signal.signal(signal.SIGBUS, signal.SIG_DFL)
+    before = found_settings(torch)
+    try:
+        assert caught() == ()
+        signal.signal(signal.SIGBUS, lambda *_: None)
+        assert caught() == ("the handlers of faults",)
+    finally:
+        signal.signal(signal.SIGBUS, old)
 
 
 def _rewind() -> None:
