@@ -74,6 +74,8 @@ _MEMORY_SHARE = 0.6
 _HOST_NS = 1_000_000
 #: How often a GPU is looked at between calls, after how long, and what waiting for an idle one takes at most.
 _IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
+#: How long calls on copies of the inputs go on.
+_FRESH_NS = 400_000_000
 #: How long instances are made, and how many at most, until one lies where another lay.
 _CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
 #: Before anybody can change them.
@@ -193,8 +195,8 @@ class ModuleWorker(Worker):
         return _number_of(self._ask(_RUN_KEPT, payload, doing, timeout_s).text, doing)
 
     def run_fresh(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> int:
-        """So many calls, each on copies of the inputs: how many of the calls left one that somebody still holds, by the
-        child's own words. No answer is looked at."""
+        """So many calls, each on copies of the inputs, fewer where they take long: how many were not made, or left no
+        copy that somebody still holds, by the child's own words. No answer is looked at."""
         self._sets, doing = None, "calls on copies of the inputs"
         payload = {"bindings": [list(b) for b in bindings], "calls": calls}
         return _number_of(self._ask(_RUN_FRESH, payload, doing, timeout_s).text, doing)
@@ -680,12 +682,13 @@ class _Service:
         self._synchronize()
 
     def _run_fresh(self, bindings: Sequence[Sequence[int]], calls: int) -> int:
-        """After how many calls the memory of an input is held by others than this function."""
+        """After how many calls nobody but this function holds memory of the inputs; those that were not made count."""
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._held = []
-        memory = []
-        for _ in range(calls):
+        memory: list[list[torch.UntypedStorage]] = []
+        until = _clock() + _FRESH_NS  # what is new to a module for each address may take long
+        while len(memory) < calls and _clock() < until:
             fresh = {path: (index, _copy_of(tensor)) for path, (index, tensor) in bound.inputs.items()}
             memory.append([tensor.untyped_storage() for _, tensor in fresh.values()])
             self._call(bound.on(self, fresh))
@@ -693,7 +696,7 @@ class _Service:
         self._synchronize()
         gc.collect()
         alone = _holders(self._torch.empty(1).untyped_storage())
-        return sum(any(_holders(storage) > alone for storage in call) for call in memory)
+        return calls - sum(any(_holders(storage) > alone for storage in call) for call in memory)
 
     def _run_changed(self, asked: Any, blob: bytes) -> None:
         """As :meth:`_run_many`, with other values written before some of the calls."""
@@ -723,10 +726,10 @@ class _Service:
         bounds = [self._bind(bindings) for bindings in sets]
         self._load_weights(bounds[0])
         self._held, self._kept = [], [] if first else self._kept
-        for number, at in enumerate(order):
+        for at in order:
             tensors = self._own_tensors(bounds[at], self._call(bounds[at]))
-            # A caller may keep the answer, or a view of it and nothing else.
-            kept = tensors if number % 2 else [tensor.detach() for tensor in tensors]
+            # A caller may keep views of answers and nothing else, or the answers.
+            kept = [tensor.detach() for tensor in tensors] if first else tensors
             self._kept.append([(tensor, tensor.clone()) for tensor in kept])
             del tensors, kept  # else it were held here, and known to be in use
         self._synchronize()

@@ -918,7 +918,7 @@ class _Run:
         call_ns = max(1, self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) // 2)
         room = _KEPT_BYTES[self.verifier.kitchen.device.kind] // workload.input_bytes
         calls = min(_FRESH_CALLS[1], room, max(_FRESH_CALLS[0], int(_KEPT_S * 1e9 / call_ns)))
-        return calls >= _FEWEST_KEPT and self.worker.run_fresh(self._bindings(0), calls, timeout_s=limit_s) == calls
+        return calls >= _FEWEST_KEPT and not self.worker.run_fresh(self._bindings(0), calls, timeout_s=limit_s)
 
     def beside(self, second: _Run, workload: str, trial: Trial) -> CaseResult:
         """Calls here while another thread makes them on the ``second`` bench, and the other way round."""

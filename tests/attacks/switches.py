@@ -195,7 +195,21 @@ def _no_timed_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_novelty(monkeypatch)  # what rests in a run of calls takes longer in a pass
 
 
-SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+def _no_smudges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OracleClient, "smudge", lambda *_: None)
+
+
+def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Whoever leaves an answer as it lies there, for whatever reason, leaves what was written into it as well."""
+
+    def both(monkeypatch: pytest.MonkeyPatch) -> None:
+        switch(monkeypatch)
+        _no_smudges(monkeypatch)
+
+    return both
+
+
+_SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
     "families": _first_values_only,
     "order": _known_order,
@@ -220,7 +234,6 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),
     "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
     "at work": _left_at_work,
-    "smudged": lambda patch: patch.setattr(OracleClient, "smudge", lambda *_: None),
     "renewed": _no_renewed,
     "guarded": _no_guards,
     "edges": lambda patch: patch.setattr(verification.Verifier, "_check_edges", lambda *_: None),
@@ -235,3 +248,4 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "novelty": _no_novelty,
     "timed families": lambda patch: patch.setattr(Sitting, "_check_families", lambda *_: None),
 }
+SWITCHES = {"smudged": _no_smudges, **{name: _and_no_smudges(switch) for name, switch in _SINGLE.items()}}
