@@ -152,6 +152,20 @@ def test_a_disturbed_race_decides_nothing() -> None:
     assert found.outcome == "regression" and "the cores were busy" in found.text
 
 
+def test_among_busy_processes_no_promise_is_broken() -> None:
+    """An unchanged kernel, promised 9.4x torch.compile, measured 6.6x beside two busy processes, and passed alone."""
+    busy = "other processes kept the cores busy nearly all the time"
+    seen = replace(race(0, eager=6.6, us=5.0), clock="supervisor")
+    assert finding(assess(seen, Promises(eager=9.4), CPU), "eager").outcome == "regression"
+    found = finding(assess(replace(seen, disturbed=busy), Promises(eager=9.4), CPU), "eager")
+    assert (found.outcome, found.beyond) == ("inconclusive", True)
+    assert found.text.startswith(f"nothing was decided: {busy}")
+    # What is slower than its reference now is so in this race.
+    slow = replace(race(0, eager=0.6), clock="supervisor", disturbed=busy)
+    found = finding(assess(slow, Promises(eager=9.4), CPU), "eager")
+    assert (found.outcome, found.below_reference) == ("regression", True)
+
+
 def test_host_code_at_the_power_limit_differs_by_a_few_per_cent() -> None:
     """One product in two processes was called 5 % apart on a GPU at its power limit; 30 % are seen all the same."""
     for slower, calm, capped in ((1.05, "regression", "inconclusive"), (1.3, "regression", "regression")):
