@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from pytest_cudaforge.errors import BuildFailure
 
-__all__ = ["same_code", "sections", "undefined", "uses_transaction_barriers"]
+__all__ = ["same_code", "sections", "undefined", "uses_transaction_barriers", "variables"]
 
 _MAGIC = b"\x7fELF\x02\x01"
 #: Names, type, flags, address, offset, size, link, info, alignment, entry size of a section.
@@ -19,6 +19,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_BITS = 8
 #: Name, info, visibility, section, value, size of a symbol; section 0 is nowhere in the file.
 _SYMBOL = struct.Struct("<IBBHQQ")
+_OBJECT, _WORD_BYTES = 1, 4
 #: An attribute is a format byte, a code byte and two bytes: a value, or the length of what follows.
 _SIZED_FORMAT = 4
 #: EIATTR_NUM_MBARRIERS and EIATTR_MBARRIER_INSTR_OFFSETS of ptxas.
@@ -35,6 +36,7 @@ def sections(code: bytes) -> dict[str, bytes]:
 
 
 def _sections(code: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names, with what the file has of them, in the order of their numbers."""
     if code[:6] != _MAGIC:
         raise ValueError("it does not begin as an ELF file does")
     (table,) = struct.unpack_from("<Q", code, 0x28)
@@ -53,6 +55,23 @@ def undefined(code: bytes) -> frozenset[str]:
     symbols, names = found.get(".symtab", b""), found.get(".strtab", b"")
     nowhere = [name for name, _, _, section, *_ in _SYMBOL.iter_unpack(symbols) if name and not section]
     return frozenset(names[at : names.find(b"\0", at)].decode("utf-8", "replace") for at in nowhere)
+
+
+def variables(code: bytes) -> tuple[tuple[str, int], ...]:
+    """Name and bytes of every variable in global memory that holds a word at least, however it is linked.
+    Raises BuildFailure."""
+    try:
+        found = list(_sections(code))
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
+        raise BuildFailure(f"the cubin cannot be read: {error}", expected="a 64-bit ELF file") from None
+    contents = dict(found)
+    symbols, names = contents.get(".symtab", b""), contents.get(".strtab", b"")
+    within = [name.startswith(".nv.global") for name, _ in found]
+    return tuple(
+        (names[at : names.find(b"\0", at)].decode("utf-8", "replace"), nbytes)
+        for at, info, _, section, _, nbytes in _SYMBOL.iter_unpack(symbols)
+        if info & 15 == _OBJECT and nbytes >= _WORD_BYTES and section < len(found) and within[section]
+    )
 
 
 def same_code(one: bytes, other: bytes) -> bool:

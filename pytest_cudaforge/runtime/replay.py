@@ -109,6 +109,9 @@ class ReplayDevice(Protocol):
     def recover(self, call: Call, code: object) -> object:
         """Try a call that gave ``code`` once more where the calling thread's state was to blame; the last code."""
 
+    def variables(self) -> Sequence[tuple[int, int]]:
+        """Address and bytes of what the loaded code keeps from call to call: its own static variables."""
+
     def close(self) -> None:
         """Unload."""
 
@@ -272,6 +275,11 @@ class Program:
             spec = self.plan.buffers[step.buffer].spec
             return self._device.bind_zero(step.buffer, spec.extent_bytes)
         return _LibraryStep(step, self.plan, self._device)
+
+    def variables(self) -> Sequence[tuple[int, int]]:
+        """Address and bytes of the static variables of the loaded code: a GPU's with static lifetime there, or the
+        writable parts of a shared object."""
+        return self._device.variables()
 
     def close(self) -> None:
         """Unload the code. Bound programs must not run afterwards."""

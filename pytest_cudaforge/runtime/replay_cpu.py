@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import struct
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from pytest_cudaforge.languages.binary import Binary, KernelInfo
 from pytest_cudaforge.plan import Constants, Launch, TensorSpec
 from pytest_cudaforge.runtime.limits import check_cpu_launch
 from pytest_cudaforge.runtime.replay import Call, Parameters, Pointers
+
+#: Type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment of an ELF segment.
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_LOAD, _WRITE = 1, 2
 
 
 class _CpuLaunch:
@@ -47,6 +52,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self._libraries: dict[Constants, ctypes.CDLL] = {}
+        self._code: dict[Constants, bytes] = {}
         self._memset = ctypes.CDLL(None)["memset"]
         self._memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
         self._memset.restype = None
@@ -58,6 +64,7 @@ class CpuDevice:
         for binary in binaries:
             if binary.constants in used:
                 self._libraries[binary.constants] = _open_library(binary)
+                self._code[binary.constants] = binary.code
 
     def bind_launch(
         self, launch: Launch, kernel: KernelInfo, binary: Binary, itemsizes: Sequence[int], pointers: Pointers
@@ -87,10 +94,31 @@ class CpuDevice:
     def recover(self, call: Call, code: object) -> object:
         return code
 
+    def variables(self) -> Sequence[tuple[int, int]]:
+        return [
+            (_base_of(library) + offset, nbytes)
+            for constants, library in self._libraries.items()
+            for offset, nbytes in writable_segments(self._code[constants])
+        ]
+
     def close(self) -> None:
         for library in self._libraries.values():
             _ctypes.dlclose(library._handle)
         self._libraries.clear()
+        self._code.clear()
+
+
+def _base_of(library: ctypes.CDLL) -> int:
+    """Where it is mapped: a handle points to its link_map, whose first member says so (link.h; musl's alike)."""
+    return ctypes.c_uint64.from_address(library._handle).value
+
+
+def writable_segments(code: bytes) -> list[tuple[int, int]]:
+    """(address, bytes) of the loaded parts of a 64-bit ELF file that may be written, as they lie beside each other."""
+    (table,) = struct.unpack_from("<Q", code, 0x20)
+    step, count = struct.unpack_from("<HH", code, 0x36)
+    headers = [_SEGMENT.unpack_from(code, table + index * step) for index in range(count)]
+    return [(address, taken) for kind, flags, _, address, _, _, taken, _ in headers if kind == _LOAD and flags & _WRITE]
 
 
 def _function(library: ctypes.CDLL, kernel: KernelInfo) -> Any:

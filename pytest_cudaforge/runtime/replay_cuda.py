@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pytest_cudaforge.errors import DeviceError, LaunchFailure
-from pytest_cudaforge.languages import DEVICE_LANGUAGES
+from pytest_cudaforge.languages import DEVICE_LANGUAGES, cubin
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, passed, settled
 from pytest_cudaforge.languages.parameters import size_bytes
 from pytest_cudaforge.plan import Constants, Launch, TensorSpec
@@ -93,6 +93,7 @@ class CudaDevice:
         self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
         self._ask("cuCtxSetCurrent", self._context)
         self._modules: dict[tuple[Constants, str], Any] = {}
+        self._code: dict[tuple[Constants, str], bytes] = {}
         self._functions: dict[tuple[Constants, str], Any] = {}
         self._launch, self._memset = _entry_points()
 
@@ -157,6 +158,13 @@ class CudaDevice:
         with self._current():
             return call()
 
+    def variables(self) -> Sequence[tuple[int, int]]:
+        return [
+            (int(self._ask("cuModuleGetGlobal", module, name.encode())[0]), nbytes)
+            for key, module in self._modules.items()
+            for name, nbytes in cubin.variables(self._code[key])
+        ]
+
     def close(self) -> None:
         """Unload the modules; the primary context stays while anybody else holds it."""
         if self._context is None:
@@ -166,6 +174,7 @@ class CudaDevice:
                 # After a fault on the device everything answers that fault; the context's end frees the rest.
                 self._driver.cuModuleUnload(module)
         self._modules.clear()
+        self._code.clear()
         self._functions.clear()
         self._driver.cuDevicePrimaryCtxRelease(self._device)
         self._context = None
@@ -183,15 +192,15 @@ class CudaDevice:
         """The module that holds the kernel: the binary's own, or the kernel's where each has one (Triton)."""
         key = (binary.constants, kernel.expression if kernel.compiled else "")
         if key not in self._modules:
-            self._modules[key] = self._load_module(binary, kernel)
+            code, part = binary.code, kernel.compiled
+            if part is not None:
+                code = code[part.code_start : part.code_start + part.code_bytes]
+            self._modules[key], self._code[key] = self._load_module(binary, code), code
         return self._modules[key]
 
-    def _load_module(self, binary: Binary, kernel: KernelInfo) -> Any:
+    def _load_module(self, binary: Binary, code: bytes) -> Any:
         if binary.language not in DEVICE_LANGUAGES:
             raise LaunchFailure(f"a {binary.language} binary cannot be loaded on a GPU", expected="a cubin")
-        code, part = binary.code, kernel.compiled
-        if part is not None:
-            code = code[part.code_start : part.code_start + part.code_bytes]
         result, module = self._driver.cuModuleLoadData(code)
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise LaunchFailure(
@@ -310,11 +319,11 @@ class CudaDevice:
         return f"sm_{int(major)}{int(minor)}"
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """Call the driver; its one result, or None. Raises DeviceError."""
+        """Call the driver; its one result, all of several, or None. Raises DeviceError."""
         result, *values = getattr(self._driver, function)(*arguments)
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise DeviceError(f"{function} failed on cuda:{self._ordinal}: {self.explain(int(result))}")
-        return values[0] if values else None
+        return values if len(values) > 1 else values[0] if values else None
 
 
 def _product(sizes: tuple[int, int, int]) -> int:

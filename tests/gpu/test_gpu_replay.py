@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_cudaforge.errors import LaunchFailure
+from pytest_cudaforge.evaluation.ageing import DeviceMemory, advance, counters
+from pytest_cudaforge.evaluation.arena import driver_of
 from pytest_cudaforge.languages import Binary, load, units_of
 from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View, Zero
 from pytest_cudaforge.runtime.replay import Program, load_program
@@ -133,6 +135,31 @@ def test_globals_begin_afresh_with_every_load_and_zero_fills() -> None:
             torch.cuda.synchronize()
         assert x[0].item() == 2
         assert not y.any()
+
+
+def test_the_static_variables_of_the_code_are_found() -> None:
+    source = """
+    __device__ unsigned tickets[3]; static __device__ long long total = 5;
+    extern "C" __global__ void count(float* y) {
+      static __device__ int inner; tickets[1] += 1; total += 2; inner += 3; y[0] = tickets[1] + total + inner; }
+    """
+    plan = LaunchPlan((Buffer("scratch", vector(1)),), (Launch("count", (view(0, 1),)),), view(0, 1))
+    y = torch.zeros(1, device="cuda")
+    memory = DeviceMemory(driver_of(0))
+    with program(plan, source) as loaded:
+        bound = loaded.bind([y.data_ptr()])
+
+        def call(calls: int) -> None:
+            for _ in range(calls):
+                bound.run()
+            torch.cuda.synchronize()
+
+        assert sorted(nbytes for _, nbytes in loaded.variables()) == [4, 8, 12]
+        found = counters(memory, loaded.variables(), call, 64)
+        assert sorted(one.step for one in found) == [1, 2, 3]
+        advance(memory, found, 1000)
+        call(1)
+        assert y.item() == 6 * 1067 + 5
 
 
 def test_dynamic_shared_memory_above_48_kb() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
-from pytest_cudaforge.languages import Binary, Unit, load
+from pytest_cudaforge.languages import Binary, Unit, cubin, load
 from pytest_cudaforge.languages.cuda import compile_arch, resources_in
 
 _MISSING = load("cuda").availability()
@@ -106,6 +106,21 @@ def test_memory_of_the_devices_heap_is_refused(taken: str) -> None:
     with pytest.raises(BuildFailure, match=r"device's heap"):
         build(source.format(taken), "k")
     build(source.format("x + 4"), "k")
+
+
+def test_variables_in_global_memory_are_listed() -> None:
+    source = """
+    __device__ unsigned tickets[3]; static __device__ long long calls = 5; __constant__ float table[8];
+    extern "C" __global__ void k(float* x) {
+      __shared__ float s[33]; static __device__ int inner; s[threadIdx.x] = x[0]; __syncthreads();
+      tickets[1] += 1; calls += 2; inner += 3; x[0] = tickets[0] + calls + inner + table[threadIdx.x] + s[3]; }
+    """
+    code = build(source, "k").code
+    assert sorted(nbytes for _, nbytes in cubin.variables(code)) == [4, 8, 12]
+    assert "tickets" in dict(cubin.variables(code))
+    assert cubin.variables(build('extern "C" __global__ void k(float* x) { x[0] = 1; }', "k").code) == ()
+    with pytest.raises(BuildFailure, match="cannot be read"):
+        cubin.variables(code[: len(code) // 2])
 
 
 def test_resources_are_read_in_the_samebuild() -> None:

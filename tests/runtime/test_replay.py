@@ -87,6 +87,28 @@ def test_a_zero_step_fills_the_buffer_and_a_fresh_load_resets_globals() -> None:
             assert (a[0], b[0]) == (1.0, 1.0)
 
 
+def test_the_static_variables_of_the_code_are_found() -> None:
+    plan = LaunchPlan((Buffer("scratch", vector(1)),), (Launch("count", (view(0, 1),)),), view(0, 1))
+    y = (ctypes.c_float * 1)()
+    with load_program(plan, compile_all(plan)) as program:
+        bound = program.bind(addresses(y))
+        bound.run()
+        before = [ctypes.string_at(*region) for region in program.variables()]
+        bound.run()
+        after = [ctypes.string_at(*region) for region in program.variables()]
+        changed = [
+            (old[k], new[k])
+            for old, new in zip(before, after, strict=True)
+            for k in range(len(old))
+            if old[k] != new[k]
+        ]
+        assert changed == [(1, 2)]
+    with load_program(plan, compile_all(plan)) as again:
+        bound = again.bind(addresses(y))
+        bound.run()
+        assert y[0] == 1
+
+
 def test_a_library_call_runs_on_the_same_memory() -> None:
     plan = LaunchPlan(
         buffers=(
