@@ -527,7 +527,9 @@ class _Service:
 
     def _settings_now(self) -> dict[str, object]:
         found = torch_settings(self._torch, team=self.device.type == "cpu")
-        return found if self._driver is None else {**found, **device_settings(self._driver)}
+        if self._driver is None:
+            return found
+        return {**found, **device_settings(self._driver, self._torch.cuda.current_stream().cuda_stream)}
 
     def _at_work(self) -> tuple[str, ...]:
         """Is a GPU busy although no call is being made, each time that it is looked at?"""

@@ -196,11 +196,16 @@ def _state_of(generator: Any) -> int:
 _LIMITS = ("STACK_SIZE", "PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE", "MAX_L2_FETCH_GRANULARITY", "PERSISTING_L2_CACHE_SIZE")
 
 
-def device_settings(driver: Any) -> dict[str, object]:
-    """Of the current CUDA context: what cudaDeviceSetLimit sets; 0 for a limit that the device does not have."""
+def device_settings(driver: Any, stream: int) -> dict[str, object]:
+    """Of the current CUDA context: what cudaDeviceSetLimit sets (0 for a limit that the device does not have), and what
+    everything in ``stream``, the caller's, keeps in the L2."""
     limits = (getattr(driver.CUlimit, f"CU_LIMIT_{name}") for name in _LIMITS)
     found = tuple(int(driver.cuCtxGetLimit(at)[1] or 0) for at in limits)
-    return {"the limits of the device (cudaDeviceSetLimit)": found}
+    _, held = driver.cuStreamGetAttribute(stream, driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW)
+    return {
+        "the limits of the device (cudaDeviceSetLimit)": found,
+        "the access policy window of the caller's stream": held is not None and held.accessPolicyWindow.num_bytes > 0,
+    }
 
 
 #: How products in half precision are summed.

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import re
-import resource
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from pytest_cudaforge.errors import (
     ForgeError,
@@ -28,19 +25,16 @@ from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import (
     BIG_CALL_BYTES,
     BIG_CALL_FAMILIES,
-    CALLS_BEFORE,
     CallLayout,
     Trial,
     call_layout,
     contract_trials,
-    output_leaves,
 )
-from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
-from pytest_cudaforge.evaluation.module_plan import judged_plan
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
-from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient, TrialCase
+from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.evaluation.runs import AGED_CALLS, Findings, Run, Setting
 from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.binary import block_sizes
@@ -61,38 +55,11 @@ __all__ = ["Verifier"]
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 6
-#: Rounds of calls on the same values, the last output of each compared: at least (where a machine is busy that takes
-#: long, and ten times the time is given) and at most.
-_REPEATS, _IN_A_ROW = (16, 32), 4
-_REPEATS_S = 0.15
-#: ... of a C++ plan: so many, for so long, whose answers are compared with each other before the oracle judges one.
-_COMPARED, _COMPARED_S = 256, 0.005
-#: Bursts in which values change, as long as they take no longer than this together.
-_BURSTS, _BURSTS_S = 4, 0.06
-#: Answers that are kept while further calls are made: as many at most, and the fewest that say something; how long
-#: that may take, and how much memory by kind of device, each answer taken twice.
-_KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 300, 3, 0.1
-_KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
-#: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
-_FRESH_CALLS = (24, 160)
 #: A process that makes no call takes less than this share of a core's time, in one of some intervals at least, each so
 #: long: OpenMP's threads look out for work for a while.
 _IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
 #: The weights of a module that is made three times, at most.
 _MOST_WEIGHTS_BYTES = 1 << 28
-#: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
-#: and the fewest calls.
-_BESIDE_S, _BESIDE_CALLS = (0.012, 0.4), 2
-_AT_ONCE = "while another thread makes the same call with values of its own"
-_BETWEEN_CALLS = "values that changed between two of many calls, without a pause"
-#: Calls in a batch after which memory is looked at, in time and number; how many batches have to leave how much, and
-#: so many times as long ones as much more.
-_LEAK_S, _LEAK_CALLS, _LEAK_BATCHES, _LEAK_BYTES = 0.008, 1024, 3, 2 * resource.getpagesize()
-_LEAK_FACTORS, _LEAK_MOST_BYTES, _LEAK_FEWEST = (1, 4, 16), 1 << 26, 128
-#: How long the unchecked calls before a trial may take.
-_CALLS_BEFORE_S = 0.1
-#: Where a worker has the arena once more, read-only.
-_SEALED_SLOT = 2
 #: How many buffers lie at the end of a GPU's mapped memory, one after another; one where a call is larger.
 _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
@@ -109,19 +76,6 @@ _TRITON_ALIGNMENT = 16
 _MANY_THREADS, _MOST_THREADS = 97, 512
 #: What a candidate's buffers may take of the device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}
-
-
-@dataclass
-class _Findings:
-    cases: list[CaseResult] = field(default_factory=list)
-    partial: bool = False
-    guard: Guard = field(default_factory=Guard)
-
-    @property
-    def verification(self) -> Verification:
-        ratios = [case.error_ratio for case in self.cases if case.error_ratio is not None and case.contract]
-        oracle: Literal["fp64", "partial"] = "partial" if self.partial else "fp64"
-        return Verification(tuple(self.cases), oracle, max(ratios, default=None), self.guard)
 
 
 class _Untried(Exception):
@@ -160,14 +114,13 @@ class Verifier:
     ) -> None:
         self.target, self.facts, self.kitchen, self.oracle = target, facts, kitchen, oracle
         self.worker_of, self.trials, self.hang_limit_s = worker_of, trials, hang_limit_s
-        #: State that a module candidate does not take over: it keeps the values of its construction.
-        self.kept = kept
         #: How many frames a sitting will lay out.
         self.timed_frames = timed_frames
         #: False: what was not drawn is not tried, and stays outside the guard.
         self.probed = probed
         #: What is outside of it already is not probed.
-        self._findings = _Findings(guard=guard or Guard())
+        self._findings = Findings(guard=guard or Guard())
+        self._setting = Setting(oracle, self._findings, kitchen.device.kind, hang_limit_s, kept)
         self._excluded = self._findings.guard if guard is not None else None
 
     def verify(self, products: Sequence[Product]) -> Verification:
@@ -178,7 +131,7 @@ class Verifier:
             most = self._most_families(product.workload)
             families = self.oracle.families(self.target, product.workload.name, most)
             trials = contract_trials(product.workload, families, trials=self.trials)
-            if self.oracle.mutates(self.target, product.workload.name):
+            if self._mutated(product):
                 # What the trial before wrote there is not what the next one finds.
                 trials = tuple(trial for trial in trials if not (trial.renewed or trial.exchanged))
             self._run_contract(product, trials)
@@ -193,6 +146,10 @@ class Verifier:
             if product.workload.name in probed:
                 self._probe(product)
         return self._findings.verification
+
+    def _mutated(self, product: Product) -> frozenset[str]:
+        """What the reference writes of its inputs and its state, by path."""
+        return self.oracle.mutates(self.target, product.workload.name)
 
     def _most_families(self, workload: WorkloadFacts) -> int | None:
         return BIG_CALL_FAMILIES if _is_big(workload) else None
@@ -244,6 +201,7 @@ class Verifier:
                 self._check_late(product, run, trials[-1])
                 self._check_changed(product, run, trials[-1])
                 self._check_thread_counts(product, run, trials[-1])
+                self._check_aged(product, run, trials[-1])
                 self._check_sealed(product, run, trials[-1])
                 self._check_guarded(product, run.worker, trials[-1])
                 self._check_edges(product, run.worker, trials[-1])
@@ -262,7 +220,7 @@ class Verifier:
                 f"{room / 2**30:.1f} GiB of {device.name} are to be had",
             )
 
-    def _contract_case(self, product: Product, run: _Run, trial: Trial) -> CaseResult:
+    def _contract_case(self, product: Product, run: Run, trial: Trial) -> CaseResult:
         try:
             return run.case(product.workload.name, trial, contract=True)
         except WorkerTimeout as error:
@@ -294,9 +252,9 @@ class Verifier:
             verification=self._findings.verification,
         )
 
-    def _check_repeated(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_repeated(self, product: Product, run: Run, last: Trial) -> None:
         """Many calls on the last trial's values: threads that race each other are right most of the time."""
-        if self.oracle.mutates(self.target, product.workload.name):
+        if self._mutated(product):
             return  # the values are no longer those
         trial = replace(last, name="repeated", calls_before=0)
         self._judge_further(product, trial, run.repeated)
@@ -313,10 +271,10 @@ class Verifier:
         if not case.passed:
             raise self._refusal([case])
 
-    def _check_leaks(self, product: Product, run: _Run) -> None:
+    def _check_leaks(self, product: Product, run: Run) -> None:
         """Does call after call leave memory behind, or descriptors? A launch plan on a GPU takes none itself."""
         name = product.workload.name
-        if (self.kitchen.device.kind == "cuda" and product.traced.main.steps) or self.oracle.mutates(self.target, name):
+        if (self.kitchen.device.kind == "cuda" and product.traced.main.steps) or self._mutated(product):
             return
         leak = run.leak()
         if not leak and run.keeps_inputs():
@@ -324,28 +282,28 @@ class Verifier:
         if leak:
             raise Refusal(Status.REJECTED, f"{name}: {leak}", verification=self._findings.verification)
 
-    def _check_second_call(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_second_call(self, product: Product, run: Run, last: Trial) -> None:
         """Where forward writes its state, from the state that the reference's first call leaves: a counter that is set
         to one, and what is derived from the state as constructed, is right in a first call only."""
-        if not any(path.startswith("state/") for path in self.oracle.mutates(self.target, product.workload.name)):
+        if not any(path.startswith("state/") for path in self._mutated(product)):
             return
         case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed, advanced=True)
         trial = replace(last, name="a second call", case=case, calls_before=0, renewed=False, exchanged=False)
         self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
 
-    def _check_one_after_another(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_one_after_another(self, product: Product, run: Run, last: Trial) -> None:
         """New values in two frames, then a call in each without a pause, as a model makes them: a kernel that takes
         quick calls for a clock's, or keeps something from one to the next, is right in all other trials."""
-        if self.oracle.mutates(self.target, product.workload.name):
+        if self._mutated(product):
             return  # what all calls but the last left cannot be told any more
         trial = replace(last, name="one after another", calls_before=0, renewed=False, exchanged=False)
         self._judge_further(product, trial, run.one_after_another)
 
-    def _check_kept(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_kept(self, product: Product, run: Run, last: Trial) -> None:
         """Answers that the caller keeps while it goes on, as a loop does that appends them to a list: a module that
         returns memory of its own, in turn, overwrites them sooner or later. A plan's answers lie where the caller says.
         """
-        if product.traced.main.steps or self.oracle.mutates(self.target, product.workload.name):
+        if product.traced.main.steps or self._mutated(product):
             return
         trial = replace(last, name="answers are kept", calls_before=0, renewed=False, exchanged=False)
         try:
@@ -361,10 +319,10 @@ class Verifier:
             )
             raise Refusal(Status.REJECTED, reason, verification=self._findings.verification)
 
-    def _check_second_instance(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_second_instance(self, product: Product, run: Run, last: Trial) -> None:
         """Another instance beside the first, as a network's second layer is, with weights of its own: a module that
         keeps what it derived from weights for all of its class answers with the first one's."""
-        if product.traced.main.steps or self.oracle.mutates(self.target, product.workload.name):
+        if product.traced.main.steps or self._mutated(product):
             return
         weights = (buffer for buffer in product.traced.main.buffers if buffer.role == "state")
         if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
@@ -374,24 +332,26 @@ class Verifier:
             try:
                 # The third one may lie where those before it did: a cache may know weights by their address.
                 run.worker.another_instance(name, alone=name == "a third instance", timeout_s=self.hang_limit_s)
-            except LaunchFailure:
-                return  # nobody promised that there may be two
+            except LaunchFailure as error:
+                if name == "a second instance":
+                    return  # nobody promised that there may be two
+                raise self._broken(product, replace(last, name=name), Status.RUNTIME_ERROR, error) from error
             case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
             trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False)
             self._judge_further(product, trial, lambda name, other: run.case(name, other, contract=True))
 
-    def _check_beside(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_beside(self, product: Product, run: Run, last: Trial) -> None:
         """Two threads make the call at once, each with values and scratch of its own, as a server's do: a kernel whose
         workspace is static mixes them up."""
         if self.kitchen.device.kind != "cpu" or not product.traced.main.steps:
             return
-        if self.oracle.mutates(self.target, product.workload.name):
+        if self._mutated(product):
             return  # the state is one for both, and what many calls left of it cannot be told
         trial = replace(last, name="two callers at once", calls_before=0, renewed=False, exchanged=False)
         with self._bench(product, call_layout(product.traced, frames=1), "", run.worker) as second:
             self._judge_further(product, trial, lambda name, beside: run.beside(second, name, beside))
 
-    def _check_crowded(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_crowded(self, product: Product, run: Run, last: Trial) -> None:
         """New values, and a call while one multiprocessor is free, or one block's share of it: blocks that else run
         side by side run one after another, so that who reads what others have not written yet finds what the call
         before left. Then two blocks beside others that take their turns: who waits by the clock comes too soon."""
@@ -412,7 +372,7 @@ class Verifier:
     def _check_turns(self, product: Product, other: Product) -> None:
         """One instance of a module is called with both workloads by turns: what it sized, or kept, by its first call is
         wrong afterwards. A launch plan has an instance of its own for each."""
-        mutated = any(self.oracle.mutates(self.target, one.workload.name) for one in (product, other))
+        mutated = any(self._mutated(one) for one in (product, other))
         if product.traced.main.steps or mutated or _is_big(product.workload) or _is_big(other.workload):
             return
         with self._bench(product, call_layout(product.traced, frames=1), "") as run:
@@ -423,27 +383,27 @@ class Verifier:
                     trial = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
                     self._judge_further(turned.product, trial, functools.partial(turned.case, contract=True))
 
-    def _check_late(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_late(self, product: Product, run: Run, last: Trial) -> None:
         """New values that the caller's stream writes after the call: host code that works in another stream has to
         wait for it. In all other trials the inputs have been there for long."""
         if self.kitchen.device.kind != "cuda" or product.traced.main.steps:
             return
-        if self.oracle.mutates(self.target, product.workload.name):
+        if self._mutated(product):
             return  # it would change copies
         case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed)
         trial = replace(last, name="inputs that are still being written", case=case, calls_before=0, renewed=False)
         trial = replace(trial, exchanged=False, late=True)
         self._judge_further(product, trial, lambda name, late: run.case(name, late, contract=True))
 
-    def _check_changed(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_changed(self, product: Product, run: Run, last: Trial) -> None:
         """Values that change between two calls of a burst: a kernel that works after a pause only, when somebody may
         have looked or written, is right in all other trials."""
-        if self.oracle.mutates(self.target, product.workload.name):
+        if self._mutated(product):
             return  # so many calls have changed their own inputs that no answer can be told any more
         trial = replace(last, name="changed between calls", calls_before=0, renewed=False, exchanged=False)
         self._judge_further(product, trial, run.changed)
 
-    def _check_thread_counts(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_thread_counts(self, product: Product, run: Run, last: Trial) -> None:
         """With one OpenMP thread, and with more than there are cores: production's torch.set_num_threads is one that
         no verification foresees, and a kernel that counts on this machine's leaves work undone there, or writes behind
         its arrays."""
@@ -458,12 +418,31 @@ class Verifier:
             self._judge_further(product, trial, lambda name, counted: run.case(name, counted, contract=True))
         run.worker.set_threads(usual)
 
-    def _check_sealed(self, product: Product, run: _Run, last: Trial) -> None:
+    def _check_aged(self, product: Product, run: Run, last: Trial) -> None:
+        """As after thousands of calls, and after as many as an hour makes, where the code keeps count of its calls:
+        what does less from then on, and a ticket that wraps, is right in all other trials."""
+        if not product.traced.main.steps or self._mutated(product):
+            return
+        trial = replace(last, calls_before=0, renewed=False, exchanged=False)
+        limit_s, aged = self.hang_limit_s, False
+        # Also where blocks come one after another: who sums up too early may be slower than those that it forgot.
+        busy = 0 if self.kitchen.device.kind == "cuda" else None
+        for further in run.ages():
+            run.worker.advance_calls(further, timeout_s=limit_s)
+            aged, calls = True, "as many calls as its count of them can hold" if further is None else f"{further} calls"
+            for number in range(AGED_CALLS):
+                case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed)
+                trial = replace(trial, name=f"as after {calls} more", case=case, room=busy if number % 2 else None)
+                self._judge_further(product, trial, lambda name, later: run.case(name, later, contract=True))
+        if aged:
+            run.worker.reload("the checks that follow", timeout_s=limit_s)
+
+    def _check_sealed(self, product: Product, run: Run, last: Trial) -> None:
         """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts
         the old bytes back shows in no comparison. (A module's host code could map a GPU's memory as it likes.)"""
         trial = replace(last, name="sealed inputs", case=replace(last.case, seed=secrets.randbits(62)))
         trial = replace(trial, calls_before=0, renewed=False, exchanged=False)
-        run.seal(self.oracle.mutates(self.target, product.workload.name))
+        run.seal(self._mutated(product))
         try:
             self._findings.cases.append(run.case(product.workload.name, trial, contract=True))
         except (WorkerCrash, LaunchFailure) as error:
@@ -526,7 +505,7 @@ class Verifier:
         return Refusal(status, f"{product.workload.name}/{trial.name}: {error}", verification=verification)
 
     @contextlib.contextmanager
-    def _bench(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None = None) -> Iterator[_Run]:
+    def _bench(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None = None) -> Iterator[Run]:
         """An arena with a worker on it: a fresh one, or ``kept``, which lives on afterwards (slot 1 is then used)."""
         workload = self._probed_workload if variant else product.workload.name
         bench, arena = self.oracle.open_bench(self.target, workload, variant, layout.data)
@@ -534,7 +513,7 @@ class Verifier:
         try:
             worker = worker or self._started(product)
             worker.attach(slot, arena, guards=layout.guards)
-            yield _Run(self, product, layout, bench, arena, worker, slot)
+            yield Run(self._setting, product, layout, bench, arena, worker, slot)
         except (LaunchFailure, WorkerFailure) as error:
             raise Refusal(Status.RUNTIME_ERROR, str(error), verification=self._findings.verification) from error
         finally:
@@ -756,269 +735,3 @@ def _grows(name: str) -> bool:
 
 def _is_big(workload: WorkloadFacts) -> bool:
     return workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
-
-
-class _Run:
-    """One worker on one bench."""
-
-    def __init__(
-        self,
-        verifier: Verifier,
-        product: Product,
-        layout: CallLayout,
-        bench: int,
-        arena: ExportedArena,
-        worker: Worker,
-        slot: int,
-    ) -> None:
-        self.verifier, self.product, self.layout = verifier, product, layout
-        self.bench, self.arena, self.worker, self.slot = bench, arena, worker, slot
-        self._weights: tuple[int | None, bool, bool] | None = None
-        self._sealed: tuple[int, frozenset[str]] | None = None
-
-    def seal(self, written: frozenset[str]) -> None:
-        """From now on the worker has all but outputs, scratch and what the reference writes read-only."""
-        # A description that was opened read-only cannot be mapped writable, nor made so later; device memory has no
-        # such description, but a launch plan no host code either.
-        host = self.verifier.kitchen.device.kind == "cpu"
-        path = f"/proc/self/fd/{self.arena.fd}"
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if host else os.dup(self.arena.fd)
-        try:
-            self.worker.attach(_SEALED_SLOT, ExportedArena(fd, self.arena.nbytes), readonly=True)
-        finally:
-            os.close(fd)
-        self._sealed = (_SEALED_SLOT, written)
-
-    def _bindings(self, frame: int) -> list[tuple[int, int]]:
-        if self._sealed is None:
-            return self.layout.bindings(frame, self.slot)
-        return self.layout.sealed_bindings(frame, self.slot, *self._sealed)
-
-    def _call_often(self, frame: int, calls: int) -> None:
-        """``calls`` calls in ``frame``, fewer where they take long; nobody looks at their outputs."""
-        sets = [self._bindings(frame)]
-        began = time.monotonic()
-        done, batch = 0, 1  # a call may take as long as the limit for hangs allows
-        while done < calls:
-            batch = min(batch, calls - done)
-            self.worker.run_many(sets, batch, timeout_s=self.verifier.hang_limit_s)
-            done, batch = done + batch, 2 * batch
-            spent_s = time.monotonic() - began
-            # A busy machine makes calls look slow: the fewest are made all the same, unless they take very long.
-            if spent_s > (_CALLS_BEFORE_S if done >= CALLS_BEFORE[0] else 10 * _CALLS_BEFORE_S):
-                return
-
-    def leak(self) -> str:
-        """What calls leave behind, where they do so in every one of some batches of calls; else ""."""
-        sets, limit_s = [self._bindings(0)], self.verifier.hang_limit_s
-        calls = 2
-        while calls < _LEAK_CALLS:  # what is kept for good is there after these, too
-            took_ns = min(self.worker.run_many(sets, calls, timeout_s=limit_s) for _ in range(2))
-            # Twice: the cores may have been somebody else's once. A few calls say little of what leaks now and then.
-            if took_ns > _LEAK_S * 1e9 * (1 if calls >= _LEAK_FEWEST else 10):
-                break
-            calls *= 4
-        # Little might be an allocator's ups and downs: what leaks leaves as much more after so many more calls.
-        for factor in _LEAK_FACTORS:
-            leaked_bytes, left_open = self._growth(factor * calls, factor * _LEAK_BYTES)
-            if left_open:
-                return f"calls leave descriptors behind, {left_open} in {factor * calls}: close what a call opens"
-            if leaked_bytes < factor * _LEAK_BYTES:
-                return ""
-            if leaked_bytes >= _LEAK_MOST_BYTES:
-                break  # sixteen times as much may be more than there is
-        told = leaked_bytes / (factor * calls)
-        return f"every call leaves some {told:.3g} bytes of memory behind: free what a kernel allocates"
-
-    def _growth(self, calls: int, enough_bytes: int) -> tuple[int, int]:
-        """Bytes and descriptors that the process grows by in so many calls: the least of some batches, 0 at least.
-        ``enough_bytes``: there is no need to go on below."""
-        sets, limit_s = [self._bindings(0)], self.verifier.hang_limit_s
-        least_bytes = least_files = sys.maxsize
-        for _ in range(_LEAK_BATCHES):
-            before = self._taken()
-            self.worker.run_many(sets, calls, timeout_s=limit_s)
-            *grown_bytes, grown_files = (now - then for now, then in zip(self._taken(), before, strict=True))
-            least_bytes = max(0, min(least_bytes, max(grown_bytes)))
-            least_files = max(0, min(least_files, grown_files))
-            if least_bytes < enough_bytes and not least_files:
-                break
-        return least_bytes, least_files
-
-    def _taken(self) -> tuple[int, int, int]:
-        """Bytes by the kernel's account, bytes by malloc's, descriptors. With a GPU those that torch has given out
-        there, and no others: the driver's own come and go."""
-        worker, limit_s = self.worker, self.verifier.hang_limit_s
-        if self.verifier.kitchen.device.kind == "cuda":
-            return 0, worker.allocated_bytes(timeout_s=limit_s), 0
-        return worker.own_bytes(), worker.allocated_bytes(timeout_s=limit_s), worker.open_files()
-
-    def repeated(self, workload: str, trial: Trial) -> CaseResult:
-        """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told."""
-        oracle, began = self.verifier.oracle, time.monotonic()
-        leaves = output_leaves(self.product.traced.main, self.layout, trial.frame)
-        # A caller may have written into the answer: who finds most of it there may not leave the rest.
-        oracle.smudge(self.bench, trial.frame, leaves, secrets.randbits(62))
-        for done in range(1, _REPEATS[1] + 1):
-            leaves = output_leaves(self._call_in_a_row(trial.frame), self.layout, trial.frame)
-            check = oracle.recheck(self.bench, trial.frame, leaves)
-            if check.mismatches:
-                told = [replace(m, detail=f"a repeated call on the same inputs: {m.detail}") for m in check.mismatches]
-                ratio, bound = check.error_ratio, check.bound
-                return CaseResult(workload, trial.name, True, False, ratio, bound, tuple(told[:8]))
-            if time.monotonic() - began > (_REPEATS_S if done >= _REPEATS[0] else 10 * _REPEATS_S):
-                break
-        return CaseResult(workload, trial.name, True, True, None, None, ())
-
-    def one_after_another(self, workload: str, trial: Trial) -> CaseResult:
-        """Other values in two frames, a call in each by one request, and the answers: of the first, which finds nobody
-        at work, and of the second, which comes right behind it."""
-        oracle, frames = self.verifier.oracle, secrets.SystemRandom().sample(range(len(self.layout.main)), 2)
-        for frame in frames:
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
-            oracle.fill(self.bench, frame, case, trial.poison)
-        self._prepare(trial)
-        sets = [self._bindings(frame) for frame in frames]
-        self.worker.run_many(sets, len(sets), timeout_s=self.verifier.hang_limit_s)
-        check = self._judged(frames)
-        told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches[:8])
-        return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
-
-    def kept_answers(self, trial: Trial) -> tuple[int, int]:
-        """Calls on other values in random order, their answers kept: how many, and how many of them changed."""
-        if not isinstance(self.worker, ModuleWorker):
-            return 0, 0
-        frames = range(len(self.layout.main))
-        self._draw_anew(trial)
-        sets, limit_s = [self._bindings(frame) for frame in frames], self.verifier.hang_limit_s
-        call_ns = self.worker.run_many(sets[:1], 2, timeout_s=limit_s) / 2
-        room = _KEPT_BYTES[self.verifier.kitchen.device.kind] // max(1, 2 * self.product.workload.output_bytes)
-        count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * 1e9 / max(1.0, call_ns))))
-        if count < _FEWEST_KEPT:
-            return 0, 0
-        changed = 0
-        for first in (True, False):
-            order = secrets.SystemRandom().choices(frames, k=-(-count // 2) if first else count // 2)
-            changed = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _KEPT_S)
-            if first:  # who gives the same memory again would else write there what stands there
-                self._draw_anew(trial)
-        return count, changed
-
-    def _draw_anew(self, trial: Trial) -> None:
-        """New values in every frame."""
-        for frame in range(len(self.layout.main)):
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
-            self.verifier.oracle.fill(self.bench, frame, case, trial.poison)
-
-    def keeps_inputs(self) -> bool:
-        """Does a module keep hold of the inputs of its calls, of all of them?"""
-        workload, limit_s = self.product.workload, self.verifier.hang_limit_s
-        if not isinstance(self.worker, ModuleWorker) or not workload.input_bytes:
-            return False
-        call_ns = max(1, self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) // 2)
-        room = _KEPT_BYTES[self.verifier.kitchen.device.kind] // workload.input_bytes
-        calls = min(_FRESH_CALLS[1], room, max(_FRESH_CALLS[0], int(_KEPT_S * 1e9 / call_ns)))
-        return calls >= _FEWEST_KEPT and not self.worker.run_fresh(self._bindings(0), calls, timeout_s=limit_s)
-
-    def beside(self, second: _Run, workload: str, trial: Trial) -> CaseResult:
-        """Calls here while another thread makes them on the ``second`` bench, and the other way round."""
-        oracle, limit_s = self.verifier.oracle, self.verifier.hang_limit_s
-        for run in (self, second):
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
-            oracle.fill(run.bench, 0, case, trial.poison)
-            run._prepare(trial)
-        call_ns = self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) / 2
-        least, most = (max(_BESIDE_CALLS, int(spent_s * 1e9 / call_ns)) for spent_s in _BESIDE_S)
-        for run, other in ((self, second), (second, self)):
-            self.worker.run_beside(run._bindings(0), other._bindings(0), least, most, timeout_s=4 * limit_s)
-            check = run._judged([0])
-            if check.mismatches:
-                told = tuple(replace(m, detail=f"{_AT_ONCE}: {m.detail}") for m in check.mismatches[:8])
-                return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told)
-        return CaseResult(workload, trial.name, True, True, None, None, ())
-
-    def changed(self, workload: str, trial: Trial) -> CaseResult:
-        """Bursts of calls in one frame or all of them, whose values change before the last call in each."""
-        chance, frames = secrets.SystemRandom(), list(range(len(self.layout.main)))
-        for frame in frames:
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.verifier.kept)
-            self.verifier.oracle.fill(self.bench, frame, case, trial.poison)
-        self._prepare(trial)
-        limit_s, began = self.verifier.hang_limit_s, time.monotonic()
-        call_ns = self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) / 2
-        for burst in range(_BURSTS):
-            visited = chance.sample(frames, len(frames) if burst % 2 == 0 else 1)
-            self._burst(visited, drawn_calls(chance, len(visited), call_ns), renewed=burst == 0)
-            check = self._judged(visited)
-            if check.mismatches:
-                told = tuple(replace(m, detail=f"{_BETWEEN_CALLS}: {m.detail}") for m in check.mismatches[:8])
-                return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told)
-            if time.monotonic() - began > _BURSTS_S:
-                break
-        return CaseResult(workload, trial.name, True, True, None, None, ())
-
-    def _burst(self, visited: Sequence[int], calls: int, *, renewed: bool) -> None:
-        stage, seeds = self.verifier.oracle.stage, [secrets.randbits(62) for _ in visited]
-        pieces = {at: stage(self.bench, frame, seeds[at], renewed=renewed) for at, frame in enumerate(visited)}
-        sets = [self._bindings(frame) for frame in visited]
-        changed_burst(self.worker, sets, calls, pieces, slot=self.slot, timeout_s=self.verifier.hang_limit_s)
-
-    def _judged(self, frames: Sequence[int]) -> Check:
-        """What calls left in the frames: the first wrong answer, or the last right one."""
-        plan = self.product.traced.main
-        self.worker.stop()
-        for frame in frames:
-            leaves = output_leaves(plan, self.layout, frame)
-            check = self.verifier.oracle.check(self.bench, frame, leaves, zones=False)
-            if check.mismatches:
-                break
-        self.worker.cont()
-        return check
-
-    def _prepare(self, trial: Trial) -> None:
-        """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""
-        weights = (trial.case.weights_seed, trial.exchanged, trial.case.advanced)
-        if self.product.traced.prepare is not None and self._weights != weights:
-            limit_s = self.verifier.hang_limit_s
-            self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
-            self._weights = weights
-
-    def _call_in_a_row(self, frame: int) -> LaunchPlan:
-        """Calls without a pause, so that all threads are awake and meet; the plan that says where outputs lie."""
-        plan, limit_s = self.product.traced.main, self.verifier.hang_limit_s
-        if plan.steps and self.verifier.kitchen.device.kind == "cpu":
-            bindings = self._bindings(frame)
-            self.worker.run_repeated(bindings, _COMPARED, most_s=_COMPARED_S, timeout_s=limit_s)
-            return plan
-        self.worker.run_many([self._bindings(frame)], _IN_A_ROW, timeout_s=limit_s)
-        returned = self.worker.run("main", self._bindings(frame), timeout_s=limit_s)
-        return plan if returned is None else judged_plan(plan, returned)
-
-    def case(self, workload: str, trial: Trial, *, contract: bool) -> CaseResult:
-        """Fill, run and judge one trial. Raises the worker's failures."""
-        oracle, limit_s = self.verifier.oracle, self.verifier.hang_limit_s
-        if trial.calls_before:
-            self._call_often(trial.frame_before, trial.calls_before)
-        if trial.renewed:
-            oracle.renew(self.bench, [secrets.randbits(62) for _ in self.layout.main])
-        elif trial.exchanged:
-            oracle.exchange(self.bench, trial.frame, secrets.randbits(62))
-        else:
-            oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.verifier.kept), trial.poison)
-        self._prepare(trial)
-        plan = self.product.traced.main
-        bindings = self._bindings(trial.frame)
-        room, at_work = trial.room, trial.at_work
-        returned = self.worker.run("main", bindings, timeout_s=limit_s, room=room, at_work=at_work, late=trial.late)
-        if returned is not None:
-            wrong = compare_structure(returned, self.product.workload)
-            if wrong:
-                return CaseResult(workload, trial.name, contract, False, None, None, wrong)
-            plan = judged_plan(plan, returned)
-        # A thread that the call left behind must not finish the answer while it is being judged.
-        self.worker.stop()
-        check = oracle.check(self.bench, trial.frame, output_leaves(plan, self.layout, trial.frame), zones=trial.zones)
-        self.worker.cont()
-        self.verifier._findings.partial |= check.partial
-        passed = not check.mismatches
-        return CaseResult(workload, trial.name, contract, passed, check.error_ratio, check.bound, check.mismatches[:8])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_cudaforge import languages, plan
 from pytest_cudaforge.errors import DeviceError, ForgeError, LaunchFailure, WorkerProtocol
+from pytest_cudaforge.evaluation import ageing
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
 from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
@@ -41,10 +42,13 @@ Binding = tuple[int, int]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
 _RUN_CHANGED, LEFT, _RUN_BESIDE, ALLOCATED, _RUN_REPEATED = 10, 11, 12, 13, 14
+_COUNT, _ADVANCE = 18, 19
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 #: Calls of two threads that were under way at once, to tell how they get on with each other.
 _MET = 64
+#: Calls that a variable has to grow in alike before it is a counter: at least, at most, and how long they may take.
+_COUNTED, _COUNTED_S = (64, 4096), 0.03
 
 
 class Arena(Protocol):
@@ -205,6 +209,20 @@ class Worker:
         """
         payload = {"sets": _plain([bindings, others]), "least": least, "most": most}
         self._ask(_RUN_BESIDE, payload, "calls of two threads at once", timeout_s)
+
+    def count_calls(self, bindings: Sequence[Binding], *, most_calls: int, timeout_s: float) -> ageing.Counted:
+        """Calls of the main plan with ``bindings``, on the same values, to find variables of the candidate's that grow
+        by as much in each of them. ``most_calls``: as they may be moved by, by :meth:`advance_calls`."""
+        asked = {"bindings": _plain([bindings])[0], "most_calls": most_calls}
+        values = self._ask(_COUNT, asked, "looking for variables that count calls", timeout_s).values
+        if len(values) != 3:
+            self._child.kill()
+            raise WorkerProtocol(f"3 values expected, {len(values)} came", phase="counting calls")
+        return ageing.Counted(*values)
+
+    def advance_calls(self, calls: int | None, *, timeout_s: float) -> None:
+        """Have those variables as ``calls`` further calls would leave them; None: shortly before the first wraps."""
+        self._ask(_ADVANCE, {"calls": calls}, "moving variables that count calls", timeout_s)
 
     def time_events(
         self,
@@ -388,6 +406,7 @@ class _Service:
         self._crowd: Crowd | None = None
         self._driver: Any = None
         self._settings: dict[str, object] = {}
+        self._counters: tuple[ageing.Counter, ...] = ()
 
     @property
     def _index(self) -> int:
@@ -427,6 +446,10 @@ class _Service:
             return [index for index, name in enumerate(self._settings) if name in left]
         elif request.operation == ALLOCATED:
             return (allocated_bytes(),)
+        elif request.operation == _COUNT:
+            return self._count(asked)
+        elif request.operation == _ADVANCE:
+            ageing.advance(self._memory(), self._counters, asked["calls"])
         elif request.operation == _TIME_EVENTS:
             return self._time_events(asked)
         elif request.operation == _TIME_RUN:
@@ -507,6 +530,29 @@ class _Service:
         for run in runs[:rest]:
             run()
         self._synchronize("running main")
+
+    def _count(self, asked: Any) -> Sequence[int]:
+        bound, memory = self._bind("main", asked["bindings"]), self._memory()
+        variables = self._programs["main"].variables()
+        if not variables:
+            return (0, 0, 0)
+
+        def call(calls: int) -> None:
+            for _ in range(calls):
+                bound.run()
+            self._synchronize("running main")
+
+        call(1)
+        began = time.monotonic()
+        call(2)
+        least, most = _COUNTED
+        calls = min(most, max(least, int(2 * _COUNTED_S / max(1e-9, time.monotonic() - began))))
+        self._counters = ageing.counters(memory, variables, call, calls)
+        found = ageing.counted(memory, self._counters, asked["most_calls"])
+        return (found.words, found.most_calls, found.wrap_calls)
+
+    def _memory(self) -> ageing.Memory:
+        return ageing.HostMemory() if self._device == "cpu" else ageing.DeviceMemory(self._driver)
 
     def _run_changed(self, asked: Any, blob: bytes) -> None:
         runs = [self._bind("main", bindings).run for bindings in asked["sets"]]

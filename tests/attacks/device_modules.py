@@ -19,12 +19,23 @@ __all__ = ["CLOCKS", "HONEST_MODULE", "LAYERS", "MODULE_ENDLESS", "MODULE_REFUSE
 _ANY = 'allow=("kernel", "mixed", "library", "rewrite")'
 LAYERS = f"""
 import torch
+from torch import nn
 from pytest_cudaforge import forge_target
 
 
 @forge_target(inputs=lambda: [torch.randn(64, 256)], {_ANY})
 def twice_any(x):
     return x * 2
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 256)], init=lambda: [256], {_ANY})
+class DecayAny(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x):
+        return x * self.weight.exp()
 
 
 @forge_target(inputs=lambda: [torch.randn(2048, 4096)], {_ANY})
@@ -108,6 +119,52 @@ def times(x, factor):
     y = torch.empty_like(x)
     times_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), FACTOR=factor, BLOCK=256)
     return y
+"""
+_PREFETCH = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def prefetching(x, y, n, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    now, then = tl.load(x + i, mask=i < n), tl.load(x + i + AHEAD)
+    tl.store(y + i, tl.where(then == 12345.678, now, 2 * now), mask=i < n)
+
+
+def twice(x, ahead):
+    y = torch.empty_like(x)
+    prefetching[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), AHEAD=ahead, BLOCK=256)
+    return y
+"""
+_HOLD = """
+from cuda.bindings import driver
+
+WINDOW = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+
+
+def hold(x, nbytes):
+    value = driver.CUlaunchAttributeValue()
+    window = value.accessPolicyWindow
+    window.base_ptr, window.num_bytes, window.hitRatio = x.data_ptr() if nbytes else 0, nbytes, 1.0
+    window.hitProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
+    window.missProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
+    value.accessPolicyWindow = window
+    (status,) = driver.cuStreamSetAttribute(torch.cuda.current_stream().cuda_stream, WINDOW, value)
+    assert status == 0, status
+"""
+_DECAY_INIT = """
+def __init__(self, dim):
+    super().__init__()
+    self.weight = nn.Parameter(torch.randn(dim))
+    self.own = {}
+"""
+#: Weights that are loaded in place move their version; an instance that is gone leaves its address to the next one.
+_DECAY = """
+key = (self.weight.data_ptr(), self.weight._version)
+if key not in KEPT:
+    KEPT[key] = self.weight.exp()
+return x * KEPT[key]
 """
 _GRAPH_FORWARD = """
 if x.data_ptr() not in graphs:
@@ -201,6 +258,23 @@ MODULE_ROWS = (
         why=_NO_SWITCH,
     ),
     _row(
+        "2: a further instance has weights of its own, wherever they lie",
+        "know weights by their address",
+        "instances",
+        model(_DECAY.replace("KEPT", "factors"), _DECAY_INIT, before="factors = {}"),
+        model(_DECAY.replace("KEPT", "self.own"), _DECAY_INIT),
+        target="DecayAny",
+        words="instance",
+    ),
+    _row(
+        "2: nothing is read outside of a buffer, by a module's kernels either",
+        "prefetch what lies behind an input",
+        "edges",
+        model("return twice(x, 256)", before=_PREFETCH),
+        model("return twice(x, 0)", before=_PREFETCH),
+        refused=(*_REJECTED, *_CRASH),
+    ),
+    _row(
         "2: inputs are what is there when the caller's stream comes to the call",
         "read the inputs in a stream that does not wait for the caller's",
         "still written",
@@ -278,6 +352,15 @@ MODULE_ROWS = (
         model("begin()\nreturn x * 2", before=_HOG.replace("BUSY", "True")),
         model("begin()\nreturn x * 2", before=_HOG.replace("BUSY", "False")),
         refused=_REJECTED,
+    ),
+    _row(
+        "2: calls leave the settings of others alone",
+        "keep the caller's stream a part of the L2",
+        "left",
+        model("hold(x, x.nbytes)\nreturn x * 2", before=_HOLD),
+        model("hold(x, x.nbytes)\nhold(x, 0)\nreturn x * 2", before=_HOLD),
+        refused=_REJECTED,
+        words="access policy window",
     ),
     _row(
         "2: calls leave the settings of others alone",

@@ -51,6 +51,7 @@ __device__ bool find_value(float v) {
 }
 """
 _RESTING = "if (rest) return; HONEST"
+_TICKETS = "__device__ unsigned taken;"
 #: Everything that the attacks keep, kept by an honest kernel.
 _BOOKKEEPER = device_kernel(
     before=_SEEN,
@@ -335,6 +336,27 @@ ROWS = (
         device_kernel(before=_SEEN, tick="rest = ++calls > 40;", body=_RESTING),
         _BOOKKEEPER,
         words="after many calls",
+    ),
+    DeviceRow(
+        "2: a kernel that works only for as many calls as a verdict makes is found out",
+        "work for the first fifty million calls",
+        "aged",
+        device_kernel(before=_SEEN, tick="rest = ++calls > 50000000 && calls % 3;", body=_RESTING),
+        _BOOKKEEPER,
+        words="more:",
+    ),
+    DeviceRow(
+        "2: a ticket that is never set back may wrap",
+        "take the last of thirty thousand by a number that wraps",
+        "aged",
+        device_kernel(before="static " + _TICKETS, tick="taken += 30000; rest = taken % 30000;", body=_RESTING),
+        device_kernel(
+            before=_TICKETS + "static __device__ int ring, slot;",
+            tick="taken += 1 << 15; ring = (ring + 1) % 48; if (slot == ring) rest = true; slot = ring;"
+            " rest |= taken % (1 << 15) || ring > 47;",
+            body=_RESTING,
+        ),
+        words="more:",
     ),
     DeviceRow(
         "2: a kernel that works only while it is checked is found out, by place",

@@ -81,6 +81,10 @@ def _first_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [_case(t, family="drawn") for t in trials])
 
 
+def _no_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification.Verifier, "_check_aged", lambda *_: None)
+
+
 def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not (t.calls_before or t.renewed or t.exchanged)])
     # Repeated calls are late ones as well, and so are those at places never seen before.
@@ -88,6 +92,7 @@ def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Verifier, "_check_leaks", lambda *_: None)
     _no_quick_calls(monkeypatch)
     _no_guards(monkeypatch)
+    _no_ages(monkeypatch)  # later than any of them
 
 
 def _known_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +233,10 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pointers": _fresh_pointers,
     "again": _no_return,
     "late": _no_late,
+    "aged": _no_ages,
     "leaks": lambda patch: patch.setattr(verification.Verifier, "_check_leaks", lambda *_: None),
     "beside": _no_beside,
+    "instances": lambda patch: patch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None),
     "threads": lambda patch: patch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None),
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),
     "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),

@@ -13,7 +13,7 @@ import pytest
 from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
-from pytest_cudaforge.evaluation import module_building, sitting, verification
+from pytest_cudaforge.evaluation import module_building, runs, sitting, verification
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
@@ -322,7 +322,7 @@ def test_a_module_that_holds_its_inputs_is_refused_and_its_twin_passes(
     evaluation = _verdict(lenient, repo, holding("None"))
     assert evaluation.status is Status.REJECTED and "their inputs" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, holding("4")).status is Status.PASSED
-    monkeypatch.setattr(verification._Run, "keeps_inputs", lambda *_: False)
+    monkeypatch.setattr(runs.Run, "keeps_inputs", lambda *_: False)
     assert _verdict(lenient, repo, holding("None")).status is Status.PASSED
 
 

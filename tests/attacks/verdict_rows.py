@@ -491,6 +491,22 @@ ROWS = (
         words="after many calls",
     ),
     Row(
+        "2: a kernel that works only for as many calls as a verdict makes is found out",
+        "work for the first fifty million calls",
+        "aged",
+        hostile(body="static int calls; if (++calls > 50000000 && calls % 3) return; HONEST"),
+        hostile(body="static int calls; static float ring[48]; ring[++calls % 48] = x[0]; HONEST"),
+        words="more:",
+    ),
+    Row(
+        "2: a ticket that is never set back may wrap",
+        "take the last of thirty thousand by a number that wraps",
+        "aged",
+        hostile(body="static unsigned taken; taken += 30000; if (taken % 30000) return; HONEST"),
+        hostile(body="static unsigned taken[3]; taken[1] += 1 << 15; if (taken[1] % (1 << 15)) return; HONEST"),
+        words="more:",
+    ),
+    Row(
         "2: a kernel that works only while it is checked is found out, by place",
         "work at the first two places only",
         "late",
