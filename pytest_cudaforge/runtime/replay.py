@@ -277,8 +277,8 @@ class Program:
         return _LibraryStep(step, self.plan, self._device)
 
     def variables(self) -> Sequence[tuple[int, int]]:
-        """Address and bytes of the static variables of the loaded code: a GPU's with static lifetime there, or the
-        writable parts of a shared object."""
+        """Address and bytes of the static variables of the loaded code: those in a GPU's global memory, or the
+        writable parts of a shared object (none of one that has condition variables, which are glibc's)."""
         return self._device.variables()
 
     def close(self) -> None:

@@ -141,6 +141,16 @@ def test_in_a_worker(servers: ForkServers) -> None:
         assert act.run()[0] == before + (1 << 20) + 1
 
 
+def test_what_glibc_counts_in_a_condition_variable_is_left_alone(servers: ForkServers) -> None:
+    source = """
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; static pthread_cond_t over = PTHREAD_COND_INITIALIZER;
+    static int calls; struct timespec at; clock_gettime(CLOCK_REALTIME, &at);
+    pthread_mutex_lock(&lock); pthread_cond_timedwait(&over, &lock, &at); pthread_mutex_unlock(&lock); out[0] = ++calls;
+    """
+    with started(servers, compile_act(servers, source)) as act:
+        assert act.worker.count_calls(BINDINGS, most_calls=1 << 28, timeout_s=10).words == 0
+
+
 def test_a_worker_without_variables_counts_nothing(servers: ForkServers) -> None:
     with started(servers, compile_act(servers, "out[0] = in[0];")) as act:
         assert act.worker.count_calls(BINDINGS, most_calls=1 << 28, timeout_s=10).words == 0
