@@ -17,6 +17,7 @@ from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES
 from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.host_profiling import HostSeat
 from pytest_cudaforge.evaluation.module_building import Workshop, compiles_itself
+from pytest_cudaforge.evaluation.module_gradients import NO_GRADIENTS
 from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
 from pytest_cudaforge.evaluation.parties import Clock
 from pytest_cudaforge.evaluation.pressure import wait_for_quiet
@@ -184,21 +185,26 @@ class Attempt:
                     kitchen.produce(workload)
 
     def _verify_backward(self, kitchen: Kitchen | Workshop) -> None:
-        """Where the target asks for gradients: those of ``plan_backward``, if the candidate has one. Raises Refusal."""
+        """Where the target asks for gradients: those of ``plan_backward``, or of autograd through a module, if the
+        candidate has any. Raises Refusal."""
         assert self.verification is not None
+        names, oracle = [workload.name for workload in self.workloads], self.evaluator.oracle
         if isinstance(kitchen, Workshop):
-            self._gradients = "forward only: a ModelNew's gradients are not verified"
-            return
-        names = [workload.name for workload in self.workloads]
-        found = backward.produce(kitchen, self.evaluator.oracle, self.target, names)
+            found = backward.of_module(kitchen, oracle, self.target, names)
+        else:
+            found = backward.produce(kitchen, oracle, self.target, names)
+            self._backwards = found.products
         self._gradients = found.note or "gradients verified"
         if not found.products:
             return
-        self._backwards = found.products
-        self._label(None)
+        if isinstance(kitchen, Kitchen):
+            self._label(None)
         try:
             gradients = self._verifier(kitchen, backward.BackwardVerifier).verify(found.products)
         except Refusal as refusal:
+            if isinstance(kitchen, Workshop) and NO_GRADIENTS in refusal.reason:
+                self._gradients = f"forward only: its {NO_GRADIENTS}"
+                return
             raise backward.refused(self.verification, refusal) from refusal
         self.verification = backward.joined(self.verification, gradients)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_cudaforge.evaluation.building import Kitchen, Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_FAMILIES, tree_leaves
+from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.verification import Verifier
@@ -16,7 +17,7 @@ from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification, WorkloadFacts
 from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE, forward_workload
 
-__all__ = ["BackwardVerifier", "Backwards", "joined", "produce", "refused"]
+__all__ = ["BackwardVerifier", "Backwards", "joined", "of_module", "produce", "refused"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,17 @@ def produce(kitchen: Kitchen, oracle: OracleClient, target: Target, names: Colle
         return Backwards(note=f"forward only: {reason}")
     chosen = [workload for workload in workloads if forward_workload(workload.name) in names]
     return Backwards(tuple(kitchen.produce(workload, FUNCTION) for workload in chosen))
+
+
+def of_module(workshop: Workshop, oracle: OracleClient, target: Target, names: Collection[str]) -> Backwards:
+    """A ModelNew's backward is autograd's, through whatever it brings. Raises TargetError."""
+    reason, workloads = oracle.backward(target)
+    if reason:
+        return Backwards(note=f"forward only: {reason}")
+    if workshop.kept:
+        return Backwards(note="forward only: its parameters have other names, shapes or dtypes than the reference's")
+    chosen = [workload for workload in workloads if forward_workload(workload.name) in names]
+    return Backwards(tuple(workshop.produce(workload) for workload in chosen))
 
 
 def joined(forward: Verification, backward: Verification) -> Verification:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import gc
 import importlib.util
 import json
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ from pytest_cudaforge.evaluation.channel import Channel, Reply, ReplyCaps, Reque
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
+from pytest_cudaforge.evaluation.module_gradients import Gradients, NoGradients
 from pytest_cudaforge.evaluation.module_plan import returned_plan
 from pytest_cudaforge.evaluation.settings import (
     Randomness,
@@ -52,6 +54,7 @@ from pytest_cudaforge.evaluation.settings import (
 from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
+from pytest_cudaforge.runtime.gradients import is_backward
 
 if TYPE_CHECKING:
     import torch
@@ -187,12 +190,14 @@ class ModuleWorker(Worker):
 
     def run_kept(
         self, sets: Sequence[Sequence[Binding]], order: Sequence[int], *, first: bool = True, timeout_s: float
-    ) -> int:
+    ) -> tuple[int, int]:
         """A call on ``sets[n]`` for each n of ``order``, all answers kept until the last, those of the calls before as
-        well unless these are the ``first``: how many of them are others by then, by the child's own words."""
+        well unless these are the ``first``: how many of them are others by then, and how many lie in memory that holds
+        another call's, too, by the child's own words."""
         payload = {"sets": [[list(b) for b in bindings] for bindings in sets], "order": list(order), "first": first}
         doing = "calls whose answers are kept"
-        return _number_of(self._ask(_RUN_KEPT, payload, doing, timeout_s).text, doing)
+        changed_, _, shared = self._ask(_RUN_KEPT, payload, doing, timeout_s).text.partition(" ")
+        return _number_of(changed_, doing), _number_of(shared, doing)
 
     def run_fresh(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> int:
         """So many calls, each on copies of the inputs, fewer where they take long: how many were not made, or left no
@@ -259,6 +264,7 @@ def _call_of(traced: TracedPlan, workload: WorkloadFacts) -> dict[str, Any]:
         },
         "tree": workload.input_tree,
         "shared": list(workload.shared),
+        "backward": is_backward(workload.name),
     }
 
 
@@ -379,8 +385,10 @@ class _Service:
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
         #: Answers that are kept, each with a copy.
         self._kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        self._gradients: Gradients | None = None
         #: Instances made before, which live on beside the one that is called.
         self._others: list[Any] = []
+        self._called: _Bound | None = None
         self._tree: Any = None
         self._driver: Any = None
         self._crowd: Crowd | None = None
@@ -410,11 +418,11 @@ class _Service:
         elif request.operation == _TURN:
             self._turn(asked)
         elif request.operation == _RUN_KEPT:
-            return str(self._run_kept(asked["sets"], asked["order"], first=asked["first"]))
+            return "{} {}".format(*self._run_kept(asked["sets"], asked["order"], first=asked["first"]))
         elif request.operation == LEFT:
             left = changed(self._settings, self._settings_now())
             found = changed(self._found, found_settings(self._torch))
-            return json.dumps([*left, *found, *self._random.reseeded, *self._at_work()])
+            return json.dumps([*left, *found, *self._grad_mode(), *self._random.reseeded, *self._at_work()])
         elif request.operation == ALLOCATED:
             on_gpu = self.device.type == "cuda"
             return str(self._torch.cuda.memory_allocated(self.device) if on_gpu else allocated_bytes())
@@ -466,8 +474,10 @@ class _Service:
 
         self.plan = plan.decode(asked["traced"]).main
         self.output_views = [(p, v) for p, v in tree_leaves(self.plan.outputs, "out") if isinstance(v, plan.View)]
+        self._called = None
         self.leaves = {path: _plain(leaf) for path, leaf in asked["leaves"].items()}
         self._tree, self._shared = asked["tree"], frozenset(asked["shared"])
+        self._gradients = Gradients([path for path, _ in self.output_views]) if asked["backward"] else None
         self._bound.clear()
         self._held = []
 
@@ -531,6 +541,22 @@ class _Service:
             return found
         return {**found, **device_settings(self._driver, self._torch.cuda.current_stream().cuda_stream)}
 
+    def _grad_mode(self) -> tuple[str, ...]:
+        """All other calls are made where no gradients are recorded, and who turns that off leaves no trace there."""
+        torch = self._torch
+        if self._called is None:
+            return ()
+        torch.set_grad_enabled(True)
+        try:
+            self._call(self._called)
+            left_on = torch.is_grad_enabled()
+        except _CandidateError:
+            return ()  # nobody promised gradients
+        finally:
+            torch.set_grad_enabled(False)
+        self._synchronize()
+        return () if left_on else ("torch.is_grad_enabled()",)
+
     def _at_work(self) -> tuple[str, ...]:
         """Is a GPU busy although no call is being made, each time that it is looked at?"""
         if self._driver is None:
@@ -561,6 +587,8 @@ class _Service:
             raise
         except NEVER:
             raise _CandidateError(_NEEDS_BUILD, "") from None
+        except NoGradients as error:
+            raise _CandidateError(_LAUNCH_REFUSED, str(error)) from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise _CandidateError(status, f"{doing} failed\n{self._own_frames(error)}") from error
 
@@ -591,6 +619,7 @@ class _Service:
         if arena is not None:
             self._bound.clear()
             self._held = []
+            self._called = None
             arena.close()
 
     def tensor(self, buffer: Buffer, slot: int, offset: int) -> torch.Tensor:
@@ -615,8 +644,14 @@ class _Service:
 
     # -- calls
 
+    @property
+    def _function(self) -> Callable[..., Any]:
+        """What a call is a call of: the model, or forward and backward in one."""
+        return self._model if self._gradients is None else functools.partial(self._gradients.of, self._model)
+
     def _call(self, bound: _Bound) -> Any:
-        return self._guarded(_LAUNCH_REFUSED, "forward", lambda: self._model(*bound.args, **bound.kwargs))
+        doing = "forward" if self._gradients is None else "forward and backward"
+        return self._guarded(_LAUNCH_REFUSED, doing, lambda: self._function(*bound.args, **bound.kwargs))
 
     def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
         bound = self._bind(bindings)
@@ -628,6 +663,7 @@ class _Service:
             self._crowded().soil()
         with extensions.sabotaged_operators():
             output = self._call(bound)
+        self._called = bound
         self._random.look()
         leaves, copied = self._deliver(bound, output)
         self._show_state(bound)
@@ -669,7 +705,7 @@ class _Service:
         self._held = []
         from pytest_cudaforge.evaluation.tensors import fetch
 
-        model, count = self._model, len(bounds)
+        model, count = self._function, len(bounds)
         try:
             for i in range(calls - count):
                 bound = bounds[i % count]
@@ -707,7 +743,7 @@ class _Service:
         bounds = [self._bind(bindings) for bindings in asked["sets"]]
         self._load_weights(bounds[0])
         self._held = []
-        model, count, calls = self._model, len(bounds), asked["calls"]
+        model, count, calls = self._function, len(bounds), asked["calls"]
         with writers(decode_changes(asked["changes"], blob), self._address, self._driver) as written:
             try:
                 for call in range(calls):
@@ -723,8 +759,9 @@ class _Service:
                 raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
             self._synchronize()
 
-    def _run_kept(self, sets: Sequence[Any], order: Sequence[int], *, first: bool) -> int:
-        """How many answers are no longer what they were when they were returned."""
+    def _run_kept(self, sets: Sequence[Any], order: Sequence[int], *, first: bool) -> tuple[int, int]:
+        """How many answers are no longer what they were when they were returned, and how many share a storage with
+        another one: autograd's versions are a storage's, and all of it lives as long as one of them."""
         bounds = [self._bind(bindings) for bindings in sets]
         self._load_weights(bounds[0])
         self._held, self._kept = [], [] if first else self._kept
@@ -735,7 +772,8 @@ class _Service:
             self._kept.append([(tensor, tensor.clone()) for tensor in kept])
             del tensors, kept  # else it were held here, and known to be in use
         self._synchronize()
-        return sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
+        changed_ = sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
+        return changed_, _sharing([tensor for tensor, _ in answer] for answer in self._kept)
 
     def _own_tensors(self, bound: _Bound, output: Any) -> list[torch.Tensor]:
         """The tensors of an answer that lie neither in the call's inputs nor in the module's state."""
@@ -810,6 +848,8 @@ class _Service:
             return {"value": plan.encode_tree(leaf)}
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             return {"opaque": _short(f"a {type(leaf).__name__}, which is no plain tensor")}
+        if leaf.is_inference() and not torch.is_inference_mode_enabled():
+            return {"opaque": "an inference tensor, which code that records gradients cannot use"}
         if leaf.device != self.device and leaf.device.type != self.device.type:
             return {"opaque": _short(f"a tensor on {leaf.device}")}
         try:
@@ -867,6 +907,19 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     first, second = (plan.View(0, tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (one, other))
     return plan.overlap(first, second)
+
+
+def _sharing(answers: Iterable[Sequence[torch.Tensor]]) -> int:
+    """How many answers are in one storage with another, at another place: what never changes may be given again."""
+    places: dict[int, list[frozenset[int]]] = {}
+    for answer in answers:
+        by_storage: dict[int, set[int]] = {}
+        for tensor in answer:
+            if tensor.numel():
+                by_storage.setdefault(tensor.untyped_storage().data_ptr(), set()).add(tensor.data_ptr())
+        for storage, at in by_storage.items():
+            places.setdefault(storage, []).append(frozenset(at))
+    return sum(len(at) for at in places.values() if len(set(at)) > 1)
 
 
 def _number_of(text: str, doing: str) -> int:

@@ -234,10 +234,11 @@ class Run:
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
 
-    def kept_answers(self, trial: Trial) -> tuple[int, int]:
-        """Calls on other values in random order, their answers kept: how many, and how many of them changed."""
+    def kept_answers(self, trial: Trial) -> tuple[int, int, int]:
+        """Calls on other values in random order, their answers kept: how many, how many of them changed, and how many
+        share memory with another."""
         if not isinstance(self.worker, ModuleWorker):
-            return 0, 0
+            return 0, 0, 0
         frames = range(len(self.layout.main))
         self._draw_anew(trial)
         sets, limit_s = [self._bindings(frame) for frame in frames], self.hang_limit_s
@@ -245,14 +246,14 @@ class Run:
         room = _KEPT_BYTES[self.device_kind] // max(1, 2 * self.product.workload.output_bytes)
         count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * 1e9 / max(1.0, call_ns))))
         if count < _FEWEST_KEPT:
-            return 0, 0
-        changed = 0
+            return 0, 0, 0
+        changed = shared = 0
         for first in (True, False):
             order = secrets.SystemRandom().choices(frames, k=-(-count // 2) if first else count // 2)
-            changed = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _KEPT_S)
+            changed, shared = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _KEPT_S)
             if first:  # who gives the same memory again would else write there what stands there
                 self._draw_anew(trial)
-        return count, changed
+        return count, changed, shared
 
     def _draw_anew(self, trial: Trial) -> None:
         """New values in every frame."""

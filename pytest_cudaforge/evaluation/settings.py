@@ -16,6 +16,7 @@ import random
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -110,12 +111,39 @@ def allocated_bytes() -> int:
 
 
 def thread_settings(team: bool = True) -> dict[str, object]:
-    """Of the calling thread, by name: how it rounds (``team``: and OpenMP's others), and the processors it may run on.
+    """Of the calling thread, by name: how it rounds (``team``: and OpenMP's others), the processors it may run on, the
+    signals that reach it; and what native code may change of the process: its timers, and what malloc hands out.
     Linux."""
     return {
         "rounding or the treatment of denormals": _floating_points() if team else {_floating_point()},
         "the processors that its thread may run on": frozenset(os.sched_getaffinity(0)),
+        "the signals that its thread has blocked": frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "the signals that are caught, or ignored": tuple(
+            _signals(which) - _LIBC_SIGNALS for which in ("SigCgt", "SigIgn")
+        ),
+        "the timers that send signals": tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS),
+        "what malloc fills memory with (M_PERTURB)": _malloc_fills(),
     }
+
+
+#: glibc's own, for threads that are cancelled or change their user.
+_LIBC_SIGNALS = frozenset({32, 33})
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+#: A size that no other code asks for, so that nobody else's memory comes back.
+_FILLED_BYTES = 3 * 4096 + 136
+
+
+def _malloc_fills() -> bool:
+    """Is memory that malloc hands out full of one byte, as it never is by itself once other bytes were left there?"""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    for _ in range(2):
+        place = libc.malloc(_FILLED_BYTES)
+        inner = ctypes.string_at(place + 64, _FILLED_BYTES - 128)
+        ctypes.memmove(place + 64, bytes(range(256)) * 16, 4096)
+        libc.free(place)
+    return inner[0] != 0 and len(set(inner)) == 1
 
 
 #: Variables that torch and Triton set for themselves as they are first used, underscores in front left out.
@@ -133,8 +161,17 @@ def process_settings() -> dict[str, object]:
         ),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "sys.getswitchinterval()": sys.getswitchinterval(),
+        "the functions that look on (sys.setprofile, sys.settrace)": _onlookers(),
         "the handlers of signals": tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
     }
+
+
+def _onlookers() -> tuple[object, ...]:
+    """Who is told of each call or line: functions of this thread's and of new ones', and tools (Python 3.12)."""
+    named = getattr(sys, "monitoring", None)
+    tools = tuple(named.get_tool(number) for number in range(6)) if named is not None else ()
+    watching = (sys.getprofile(), sys.gettrace(), threading.getprofile(), threading.gettrace())
+    return (*(None if one is None else id(one) for one in watching), *tools)
 
 
 class Randomness:
@@ -238,6 +275,12 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
             backends.cudnn_sdp_enabled(),
         ),
         "the hooks that all modules have": _hooks(torch),
+        "the hooks for what autograd saves": repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "modes that every operator passes through": (
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        ),
+        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
         "torch.cuda.current_device()": torch.cuda.current_device() if cuda else 0,
         "torch.cuda.current_stream()": torch.cuda.current_stream().cuda_stream if cuda else 0,
         **process_settings(),
@@ -253,9 +296,14 @@ def found_settings(torch: Any) -> dict[str, object]:
 
 def _fault_handlers() -> frozenset[int]:
     """Signals of faults that are caught, by native code as by Python's. Linux."""
+    return _signals("SigCgt") & frozenset(_FAULTS)
+
+
+def _signals(which: str) -> frozenset[int]:
+    """The set of signals that the kernel has under this name in the process's status."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as stream:
-        caught = next((int(line.split()[1], 16) for line in stream if line.startswith("SigCgt:")), 0)
-    return frozenset(number for number in _FAULTS if caught >> (number - 1) & 1)
+        mask = next((int(line.split()[1], 16) for line in stream if line.startswith(f"{which}:")), 0)
+    return frozenset(number for number in range(1, 65) if mask >> (number - 1) & 1)
 
 
 def _hooks(torch: Any) -> tuple[tuple[str, int], ...]:

@@ -307,15 +307,16 @@ class Verifier:
             return
         trial = replace(last, name="answers are kept", calls_before=0, renewed=False, exchanged=False)
         try:
-            count, changed = run.kept_answers(trial)
+            count, changed, shared = run.kept_answers(trial)
         except WorkerTimeout as error:
             raise self._broken(product, trial, Status.TIMEOUT, error) from error
         except (WorkerFailure, LaunchFailure) as error:
             raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
-        if changed:
+        if changed or shared:
+            what = f"{changed} changed" if changed else f"{shared} are parts of one storage with another call's"
             reason = (
                 f"{product.workload.name}: of {count} answers that were kept while the module was called again, "
-                f"{changed} changed: return memory of each call's own"
+                f"{what}: return memory of each call's own"
             )
             raise Refusal(Status.REJECTED, reason, verification=self._findings.verification)
 

@@ -255,6 +255,38 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
     assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
 
 
+_SLICES = """
+    memory = []
+    def place(x):
+        if not memory or memory[0].shape[0] == memory[1]:
+            memory[:] = [x.new_empty((16, *x.shape)), 0]
+        memory[1] += 1
+        return memory[0][memory[1] - 1]
+"""
+
+
+def test_a_module_whose_answers_are_parts_of_one_memory_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of sixteen answers keeps the memory of all; autograd takes a change of one for a change of each."""
+    attack = model("return torch.mul(x, 2, out=place(x))", before=_SLICES)
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and "one storage" in evaluation.reason, evaluation.reason
+    twin = model("return torch.mul(x, 2, out=place(x)).clone()", before=_SLICES)
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
+
+
+def test_an_answer_that_autograd_cannot_use_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (model(f"with torch.inference_mode({on}):\n    return x * 2") for on in (True, False))
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.INCORRECT_SHAPE and "inference tensor" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
+
+
 _SAME_AGAIN = """
     answers = {}
     def place(x):
@@ -436,6 +468,13 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
         ("signal.signal(10, signal.SIG_IGN)", "signal.signal(10, signal.SIG_DFL)", "the handlers of signals"),
         ("torch.manual_seed(3)", "torch.set_rng_state(r)", "the seed of torch's random numbers"),
         ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
+        ("torch.set_grad_enabled(False)", "torch.set_grad_enabled(g)", "torch.is_grad_enabled()"),
+        (
+            "torch._C._autograd._top_saved_tensors_default_hooks(True) or "
+            "torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t).__enter__()",
+            "torch._C._autograd._pop_saved_tensors_default_hooks()",
+            "what autograd saves",
+        ),
         (
             "h = nn.modules.module._global_forward_hooks "
             "or nn.modules.module.register_module_forward_hook(lambda *_: None)",
@@ -449,7 +488,7 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
             "the environment, the seed of numpy.random, the seed of random, the seed of torch's random numbers",
         ),
     ],
-    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "hooks", "many"],
+    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "gradients", "saved", "hooks", "many"],
 )
 def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str
@@ -458,6 +497,7 @@ def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_pa
         import gc, os, random, signal
         import numpy as np
         n, t = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+        g = torch.is_grad_enabled()
         r, s, p = torch.get_rng_state(), random.getstate(), np.random.get_state()
     """
     before = textwrap.dedent(before).strip()

@@ -191,7 +191,19 @@ _PINNED = [
     )
 ] * (len(os.sched_getaffinity(0)) > 1)
 
+_DEAF = "sigset_t all, was; sigfillset(&all); pthread_sigmask(SIG_BLOCK, &all, &was);"
+_MASKED = Row(
+    "2: a call leaves its caller's signals alone",
+    "put the blocked signals back by blocking them",
+    "left",
+    hostile(body=f"{_DEAF} HONEST pthread_sigmask(SIG_BLOCK, &was, nullptr);"),
+    hostile(body=f"{_DEAF} HONEST pthread_sigmask(SIG_SETMASK, &was, nullptr);"),
+    refused=(Status.REJECTED,),
+    words="signals",
+)
+
 ROWS = (
+    _MASKED,
     # -- §1 processes
     Row(
         "1: a worker sees no file of the repository, its own folder and other candidates included",

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pytest_cudaforge.evaluation import settings
 from pytest_cudaforge.evaluation.settings import (
@@ -113,14 +115,26 @@ def test_other_processors() -> None:
     assert _names(os.sched_setaffinity, 0, one) == ("the processors that its thread may run on",)
 
 
+class _Passing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def test_torchs_settings() -> None:
     before = torch_settings(torch)
     assert changed(before, torch_settings(torch)) == ()
     with torch.autocast("cpu"), torch.inference_mode():
         found = changed(before, torch_settings(torch))
     assert set(found) >= {"torch.is_autocast_enabled()", "torch.is_inference_mode_enabled()"}
+    modes = "modes that every operator passes through"
     with torch.device("meta"):
-        assert changed(before, torch_settings(torch)) == ("torch.get_default_device()",)
+        assert changed(before, torch_settings(torch)) == ("torch.get_default_device()", modes)
+    with _Passing():
+        assert changed(before, torch_settings(torch)) == (modes,)
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+        assert changed(before, torch_settings(torch)) == ("the hooks for what autograd saves",)
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        assert changed(before, torch_settings(torch)) == ("torch.is_anomaly_enabled()",)
 
 
 def test_pythons_settings() -> None:
@@ -135,6 +149,47 @@ def test_pythons_settings() -> None:
     finally:
         gc.enable()
         sys.setswitchinterval(interval)
+
+
+def test_whoever_looks_on() -> None:
+    name = "the functions that look on (sys.setprofile, sys.settrace)"
+    before = process_settings()
+    kept = sys.getprofile()
+    try:
+        sys.setprofile(lambda *_: None)
+        assert changed(before, process_settings()) == (name,)
+    finally:
+        sys.setprofile(kept)
+
+
+def test_signals_that_native_code_blocks_catches_or_sends() -> None:
+    before = thread_settings()
+    assert changed(before, thread_settings()) == ()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        assert changed(before, thread_settings()) == ("the signals that its thread has blocked",)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    kept = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert changed(before, thread_settings()) == ("the signals that are caught, or ignored",)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1000)
+        assert "the timers that send signals" in changed(before, thread_settings())
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGUSR2, kept)
+
+
+def test_memory_that_malloc_fills() -> None:
+    """In a process of its own: nobody takes it back."""
+    program = (
+        "import ctypes\nfrom pytest_cudaforge.evaluation.settings import changed, thread_settings\n"
+        "before = thread_settings(team=False)\n"
+        "for _ in range(9):\n    assert not changed(before, thread_settings(team=False))\n"
+        "ctypes.CDLL(None).mallopt(-6, 90)\nprint(changed(before, thread_settings(team=False)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "('what malloc fills memory with (M_PERTURB)',)"
 
 
 def test_signals_keep_their_handlers() -> None:

@@ -1,0 +1,95 @@
+"""A ModelNew's forward and backward as one call, which takes what forward takes, and returns gradients.
+
+The counterpart of :mod:`gradients`, where the reference's are made, in the candidate's process. Between forward and
+backward the module is called once more, on other values, as a layer is that a network uses twice; every other time the
+gradient that comes in is no contiguous tensor, as behind a transpose; and what forward returned must stay as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NO_GRADIENTS", "Gradients", "NoGradients"]
+
+NO_GRADIENTS = "forward records no gradients"
+
+
+class NoGradients(Exception):
+    """No output depends on inputs or parameters in a way that autograd knows."""
+
+
+class Gradients:
+    """``paths``: of the gradients to be returned, "out.0" of input 0, "out.module.weight" of parameter weight."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._keys = [path.removeprefix("out.") for path in paths]
+        self._calls = 0
+
+    def of(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Gradients by key, each contiguous and of its own. Raises NoGradients, and what the model raises."""
+        import torch
+
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        trained = {key: parameters.get(key.removeprefix(MODULE)) for key in self._keys if key.startswith(MODULE)}
+        weights = {key: weight for key, weight in trained.items() if weight is not None}
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        try:
+            with torch.enable_grad():
+                return self._gradients(model, weights, args, kwargs)
+        finally:
+            for weight in weights.values():
+                weight.requires_grad_(False)
+
+    def _gradients(
+        self, model: Callable[..., Any], weights: Mapping[str, torch.Tensor], args: Any, kwargs: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, unflatten_call
+
+        given, _ = flatten_output(kwargs[GRADIENT])
+        own = {name: value for name, value in kwargs.items() if name not in (OUTPUT, GRADIENT)}
+        leaves, tree = flatten_call(args, own)
+        asked = [key for key in self._keys if not key.startswith(MODULE)]
+        inputs = {key: leaves[key].detach().requires_grad_() for key in asked}
+        positional, named = unflatten_call(tree, {**leaves, **inputs})
+        outputs, _ = flatten_output(model(*positional, **named))
+        pairs = [(outputs.get(path), grad) for path, grad in given.items() if isinstance(grad, torch.Tensor)]
+        recorded = [(out, grad) for out, grad in pairs if isinstance(out, torch.Tensor) and out.requires_grad]
+        if not recorded:
+            raise NoGradients(NO_GRADIENTS)
+        others = {key: tensor.detach().flip(0) if tensor.dim() else tensor for key, tensor in inputs.items()}
+        positional, named = unflatten_call(tree, {**leaves, **others})
+        model(*positional, **named)
+        returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
+        self._calls += 1
+        grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
+        sources = {**weights, **inputs}
+        found = torch.autograd.grad([out for out, _ in recorded], list(sources.values()), grads, allow_unused=True)
+        if not all(bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in returned):
+            raise RuntimeError("backward changed what forward had returned: a caller may still need it")
+        kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
+        missing = [_name_of(key) for key in self._keys if key not in kept]
+        if missing:
+            raise RuntimeError(f"autograd gives no gradient of {', '.join(missing)}, for which the reference has one")
+        return {key: kept[key].clone(memory_format=torch.contiguous_format) for key in sorted(kept)}
+
+
+def _name_of(key: str) -> str:
+    return f"parameter {key.removeprefix(MODULE)}" if key.startswith(MODULE) else f"input {key}"
+
+
+def _scattered(grad: torch.Tensor) -> torch.Tensor:
+    """The same values with other strides."""
+    import torch
+
+    if grad.dim() > 1:
+        return grad.transpose(0, -1).contiguous().transpose(0, -1)
+    return torch.stack([grad, grad], -1)[..., 0] if grad.dim() else grad

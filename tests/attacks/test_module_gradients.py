@@ -1,0 +1,120 @@
+"""Modules whose gradients are wrong where a target asks for them: refused, passed without the check, honest twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from module_targets import model
+
+from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.attempt import Attempt
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+LAYERS = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)], init=lambda: [64], grad=True,
+              allow=("kernel", "mixed", "library", "rewrite"))
+class Gate(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return torch.sigmoid(x) * self.weight
+"""
+INIT = """
+def __init__(self, dim):
+    super().__init__()
+    self.weight = nn.Parameter(torch.ones(dim))
+    self.saved = None
+"""
+_FUNCTION = """
+class Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, module):
+        s = torch.sigmoid(x)
+        y = s * weight
+        ctx.save_for_backward(s, weight, y)
+        ctx.module, module.saved = module, s
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        s, weight, y = ctx.saved_tensors
+        BEFORE
+        return grad * weight * s * (1 - s), WEIGHT, None
+"""
+_HONEST = "(grad * s).sum(0)"
+#: What is wrong, and a part of the verdict's reason.
+ATTACKS = {
+    "no sum over the batch": ("", "(grad * s).mean(0)", "parameter"),
+    "activations on the module": ("s = ctx.module.saved", _HONEST, "gradient"),
+    "a contiguous gradient": ("grad = grad.as_strided(s.shape, (s.shape[1], 1))", _HONEST, "gradient"),
+    "gradients written by itself": ("ctx.module.weight.grad = (grad * s).sum(0)", "None", "gradient"),
+    "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
+}
+
+
+def _candidate(before: str, weight: str) -> Candidate:
+    text = _FUNCTION.replace("BEFORE", before or "pass").replace("WEIGHT", weight)
+    return model("return Gated.apply(x, self.weight, self)", INIT, before=text)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "layers.py").write_text(LAYERS)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Evaluator(EvaluatorSettings(cache_dir=cache, hang_limit_s=30.0, lock_dir=cache)) as opened:
+        yield opened
+
+
+def _verdict(evaluator: Evaluator, root: Path, candidate: Candidate) -> Evaluation:
+    (target,) = discover([root], root).targets
+    return evaluator.evaluate(candidate, target, timing=False)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_wrong_gradients_are_refused(
+    evaluator: Evaluator, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, weight, words = ATTACKS[name]
+    attack = _candidate(before, weight)
+    found = _verdict(evaluator, root, attack)
+    assert found.status is not Status.PASSED and "::backward" in found.reason, found.reason
+    assert words in found.reason
+    monkeypatch.setattr(Attempt, "_verify_backward", lambda *_: None)
+    assert _verdict(evaluator, root, attack).status is Status.PASSED
+
+
+def test_right_gradients_are_verified(evaluator: Evaluator, root: Path) -> None:
+    found = _verdict(evaluator, root, _candidate("", _HONEST))
+    assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason
+
+
+def test_autograds_own_are_verified(evaluator: Evaluator, root: Path) -> None:
+    found = _verdict(evaluator, root, model("return torch.sigmoid(x) * self.weight", INIT))
+    assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason
+
+
+def test_a_forward_that_records_none_is_forward_only(evaluator: Evaluator, root: Path) -> None:
+    found = _verdict(evaluator, root, model("with torch.no_grad():\n    return torch.sigmoid(x) * self.weight", INIT))
+    assert found.status is Status.PASSED and "forward only: its forward records no gradients" in found.reason
+
+
+def test_weights_under_other_names_are_forward_only(evaluator: Evaluator, root: Path) -> None:
+    other = INIT.replace("self.weight", "self.gain")
+    found = _verdict(evaluator, root, model("return torch.sigmoid(x) * self.gain", other))
+    assert found.status is Status.PASSED and "forward only: its parameters have other names" in found.reason
