@@ -108,7 +108,9 @@ class Rule:
 
     ``reduction``: the longest sum behind an output element (1: none). ``partial``: the oracle had to fall back to the
     reference's precision somewhere, so the floor is the rounding of such a sum, sqrt(K)*u. ``noise``: how far the
-    rounding of its own sums moves the oracle (rms), for outputs of few elements that may cancel by chance.
+    rounding of its own sums moves the oracle (rms), for outputs of few elements that may cancel by chance. ``alike``:
+    all sums have addends alike, of two sizes in the same order, whose roundings may be common to all of them (a share
+    of 1/3, that merged means are moved by).
     """
 
     reduction: int = 1
@@ -116,6 +118,7 @@ class Rule:
     noise: float = 0.0
     atol: float | None = None
     rtol: float | None = None
+    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -255,9 +258,8 @@ def _judge_floating(
         found.append(_locate(path, "slice", c, r, o, shape, slice_bound, ratio, kappa, fills))
     elif sums.destroyed_row >= 0:
         found.append(_destroyed(path, sums, rows, ratio, kappa))
-    found.extend(
-        _judge_bias(path, sums, limits, kappa * scale / math.sqrt(_independent(shape, rule.reduction)), ratio, kappa)
-    )
+    chance = kappa * scale / math.sqrt(1 if rule.alike else _independent(shape, rule.reduction))
+    found.extend(_judge_bias(path, sums, limits, chance, ratio, kappa))
     if not found:
         found.extend(_judge_rest(path, c, r, o, spread, shape, fills, sums, rule, limits, partial, ratio, kappa))
     if not found:

@@ -47,6 +47,8 @@ _BURSTS, _BURSTS_S = 4, 0.06
 #: Answers that are kept while further calls are made: as many at most, and the fewest that say something; how long
 #: that may take, and how much memory by kind of device, each answer taken twice.
 _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 300, 3, 0.1
+#: On busy cores calls look slow: so many are kept where that takes no longer.
+_ENOUGH_KEPT, _MOST_KEPT_S = 64, 1.0
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 #: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
 _FRESH_CALLS = (24, 160)
@@ -244,13 +246,16 @@ class Run:
         sets, limit_s = [self._bindings(frame) for frame in frames], self.hang_limit_s
         call_ns = self.worker.run_many(sets[:1], 2, timeout_s=limit_s) / 2
         room = _KEPT_BYTES[self.device_kind] // max(1, 2 * self.product.workload.output_bytes)
-        count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * 1e9 / max(1.0, call_ns))))
+        calls = 1e9 / max(1.0, call_ns)  # in a second, where nobody else has the cores
+        count = int(
+            min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * calls, min(_ENOUGH_KEPT, _MOST_KEPT_S * calls)))
+        )
         if count < _FEWEST_KEPT:
             return 0, 0, 0
         changed = shared = 0
         for first in (True, False):
             order = secrets.SystemRandom().choices(frames, k=-(-count // 2) if first else count // 2)
-            changed, shared = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _KEPT_S)
+            changed, shared = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _MOST_KEPT_S)
             if first:  # who gives the same memory again would else write there what stands there
                 self._draw_anew(trial)
         return count, changed, shared
