@@ -20,7 +20,7 @@ from pytest_cudaforge.errors import (
 )
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.languages import Binary, Language, Unit
+from pytest_cudaforge.languages import Binary, Language, Unit, imports
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.published import (
     FILE_NAME,
@@ -184,14 +184,12 @@ class Kitchen:
             return published
         key = self._keys[unit] = self._key(unit)
         if self.cache is None or self.fresh:
-            return self._built(key, unit)
+            return _checked(self._built(key, unit))
         with _turn(key):
             known = self.cache.get(key)
-            if isinstance(known, Binary):
-                return known
             if isinstance(known, BuildFailure):
                 raise known
-            return self._built(key, unit)
+            return _checked(known if isinstance(known, Binary) else self._built(key, unit))
 
     def _built(self, key: str, unit: Unit) -> Binary:
         self.cached = False
@@ -209,6 +207,13 @@ class Kitchen:
         fingerprint = self.language.fingerprint(self.arch)
         # Two languages may compile one text with one compiler.
         return build_key(self.source, unit, f"{self.candidate.language} {fingerprint}", self.arch, lineinfo=lineinfo)
+
+
+def _checked(binary: Binary) -> Binary:
+    """Here, where no candidate's code runs, and on what a cache gave as well. Raises BuildFailure."""
+    if binary.language == "cpp":
+        imports.check(binary.code)
+    return binary
 
 
 @contextlib.contextmanager

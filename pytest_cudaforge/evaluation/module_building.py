@@ -15,7 +15,7 @@ from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import kept_state, matched_state, plan_of_call, state_specs
 from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.languages import Binary, flags
 from pytest_cudaforge.languages.extension import ExtensionRequest
 from pytest_cudaforge.plan import TracedPlan
 from pytest_cudaforge.records import Build, Candidate, DeviceFacts, Status, Target, TargetFacts, WorkloadFacts
@@ -176,6 +176,7 @@ class Workshop:
             raise Refusal(Status.REJECTED, reason, build=self.build)
         began = time.perf_counter()
         try:
+            flags.check(request.name, request.cflags, request.cuda_cflags, request.ldflags)
             binary, known = self._compile(request)
         except BuildFailure as error:
             self._logs.append(error.log)

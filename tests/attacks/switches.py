@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudaforge.evaluation import cases, contract, sitting, verification
+from pytest_cudaforge.evaluation import building, cases, contract, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
 from pytest_cudaforge.evaluation.sitting import Sitting
@@ -236,6 +236,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "aged": _no_ages,
     "leaks": lambda patch: patch.setattr(verification.Verifier, "_check_leaks", lambda *_: None),
     "beside": _no_beside,
+    "imports": lambda patch: patch.setattr(building.imports, "check", lambda code: None),
     "instances": lambda patch: patch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None),
     "threads": lambda patch: patch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None),
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),

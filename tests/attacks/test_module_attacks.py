@@ -653,6 +653,28 @@ def test_labels_follow_the_shares_of_what_ran() -> None:
     assert label_of_call(CallProfile(3, 900, (), compiled=True)) == "rewrite"
 
 
+# -- the compiler ------------------------------------------------------------------------------------------------
+
+_RUN_AT_EVERY_BUILD = "import os;import sys;os.execvp(*[sys.argv[1]] + [sys.argv[1:]])"
+
+
+def test_no_flag_has_the_compiler_start_a_program(
+    strict: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = ', "-funroll-loops", "-Wall", "-I/opt/include", "-DSIZE=4"]'
+    wrapped = f""", "-wrapper", "'python3,-c,{_RUN_AT_EVERY_BUILD}'"]"""
+
+    def asking(more: str) -> Candidate:
+        return model("return ext.twice(x)", before=EXTENSION.replace(', "-fopenmp"],', more + ",", 1))
+
+    refused = _verdict(strict, repo, asking(wrapped))
+    assert refused.status is Status.BUILD_ERROR and "'-wrapper'" in refused.reason, refused.reason
+    assert _verdict(strict, repo, asking(honest)).status is Status.PASSED
+    monkeypatch.setattr(module_building.flags, "check", lambda *_: None)
+    unchecked = _verdict(strict, repo, asking(wrapped))
+    assert unchecked.status is Status.PASSED, unchecked.reason
+
+
 # -- the build cache ---------------------------------------------------------------------------------------------
 
 

@@ -77,10 +77,17 @@ def _switch_off(row: Row, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(evaluator, "servers", servers)
 
 
+@pytest.fixture
+def _also_off(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    if row.also_off:
+        SWITCHES[row.also_off](monkeypatch)
+
+
 _PLAIN_ROWS = [row for row in ROWS if row.off != "seeds"]
 
 
 @pytest.mark.parametrize("row", _PLAIN_ROWS, ids=lambda row: row.name)
+@pytest.mark.usefixtures("_also_off")
 def test_the_attack_is_refused(row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The order is drawn; some orders let this one attack through, and this is not one of them.
     monkeypatch.setattr(cases, "_CHANCE", random.Random(7))
@@ -90,6 +97,7 @@ def test_the_attack_is_refused(row: Row, evaluator: Evaluator, repo: Path, monke
 
 
 @pytest.mark.parametrize("row", _PLAIN_ROWS, ids=lambda row: row.name)
+@pytest.mark.usefixtures("_also_off")
 def test_it_passes_once_its_defence_is_off(
     row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, servers_with: Servers
 ) -> None:
@@ -99,6 +107,7 @@ def test_it_passes_once_its_defence_is_off(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.usefixtures("_also_off")
 def test_the_honest_twin_passes(row: Row, evaluator: Evaluator, repo: Path) -> None:
     evaluation = _evaluate(evaluator, repo, row, row.twin)
     assert evaluation.status is Status.PASSED, evaluation.reason
@@ -292,8 +301,9 @@ __attribute__((constructor)) static void early() { fake(); }
 """
 
 
-def test_a_candidate_cannot_patch_the_clock(evaluator: Evaluator, repo: Path) -> None:
+def test_a_candidate_cannot_patch_the_clock(evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stops every clock of its own process; a call of a millisecond still takes a millisecond."""
+    SWITCHES["imports"](monkeypatch)  # it finds Python with dlsym
     slow = hostile(body="usleep(1000); HONEST", before=_PATCH)
     evaluation = evaluator.evaluate(slow, find(repo, "waves"))
     assert evaluation.status is Status.PASSED and evaluation.timing is not None, evaluation.reason

@@ -21,7 +21,8 @@ __all__ = ["ELSEWHERE", "REFUSED", "ROWS", "Row"]
 
 @dataclass(frozen=True)
 class Row:
-    """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says."""
+    """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says. ``also_off``: what
+    would refuse attack and twin beforehand, by its name in ``SWITCHES``; it is off throughout."""
 
     promise: str
     name: str
@@ -32,6 +33,7 @@ class Row:
     refused: tuple[Status, ...] = (Status.INCORRECT_NUMERICAL,)
     words: str = ""
     timing: bool = False
+    also_off: str = ""
 
 
 _STILL_THERE = """
@@ -85,6 +87,7 @@ static bool python(const char* code) {
   return !failed;
 }
 """
+_WEAK = 'extern "C" __attribute__((weak)) int aoti_torch_cpu_mm_out(void*, void*, void*)'
 _HOG = """
 static bool hog() {
   static char block[1 << 20];
@@ -232,6 +235,25 @@ ROWS = (
         "files",
         hostile(body='if (!python("import torch")) return; HONEST', before=_PYTHON),
         hostile(body='if (!python("import math")) return; HONEST', before=_PYTHON),
+        also_off="imports",
+    ),
+    Row(
+        "1: native code finds no other code than what it brought and was verified with",
+        "let a product of the process's do the work, found by name where it runs",
+        "imports",
+        hostile(body='if (!dlsym(RTLD_DEFAULT, "aoti_torch_cpu_mm_out")) { HONEST }'),
+        hostile(body='static thread_local std::string own; own = "dlsym"; HONEST', before="#include <string>\n"),
+        refused=(Status.BUILD_ERROR,),
+        words="dlsym",
+    ),
+    Row(
+        "1: native code finds no other code than what it brought and was verified with",
+        "let a product of the process's do the work, named as a weak symbol",
+        "imports",
+        hostile(body="if (!aoti_torch_cpu_mm_out) { HONEST }", before=_WEAK + ";\n"),
+        hostile(body="if (aoti_torch_cpu_mm_out) { HONEST }", before=_WEAK + " { return 0; }\n"),
+        refused=(Status.BUILD_ERROR,),
+        words="aoti_torch_cpu_mm_out",
     ),
     Row(
         "1: limits for memory hold for files in memory as well",

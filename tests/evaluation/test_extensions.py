@@ -23,7 +23,10 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(extensions, "_registry", extensions._Registry())
     extensions._registry.folder = tmp_path
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
-    extensions._registry.libraries = {"a key": b"\0_Z12twice_kernelPKfPfl\0_Z21my_sgemm_ampere_tunedPf\0plain_c\0"}
+    extensions._registry.libraries = {
+        "a key": b"\0_Z12twice_kernelPKfPfl\0_Z21my_sgemm_ampere_tunedPf\0plain_c\0"
+        b"_ZN7cutlass6KernelINS_4gemm6kernel4GemmI1A1BEEEEvNT_6ParamsE\0"
+    }
     extensions._registry.triton = {"softmax"}
     yield
 
@@ -156,6 +159,7 @@ def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
         ((OWN, CUBLAS, _operator("aten::mm", 90.0)), "library"),
         ((OWN, SPAN, CUBLAS), "library"),
         ((_Event("my_sgemm_ampere_tuned(float*)", 90.0), SPAN), "kernel"),
+        ((_Event("void cutlass::Kernel<cutlass::gemm::kernel::Gemm<A, B> >(A::Params)", 90.0), SPAN), "kernel"),
         ((OWN, SPAN, FFT), "rewrite"),
         ((OWN, SPAN, FFT, _operator("aten::_fft_r2c", 90.0)), "rewrite"),
         ((OWN, SPAN, FLASH), "library"),
@@ -172,6 +176,7 @@ def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
         "torch's product",
         "cuBLAS by itself",
         "own product",
+        "a template's product",
         "cuFFT by itself",
         "torch's transform",
         "torch's attention in a graph",
@@ -180,6 +185,28 @@ def _operator(name: str, us: float, *shapes: list[int]) -> _Event:
 )
 def test_time_belongs_to_whoever_wrote_the_kernel(events: tuple[_Event, ...], label: str) -> None:
     assert _labelled(*events) == label
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_tn_align1>(cutlass_80_simt_sgemm_128x64_8x5_tn_align1)",
+        "cutlass_80_simt_sgemm_128x64_8x5_tn_align1",
+        "ampere_sgemm_128x64_tn",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false, true>(float, float)",
+        "nvjet_sss_128x128_32x4_1x2_h_bz_TNT",
+    ],
+)
+@pytest.mark.parametrize(("own_us", "label"), [(3.0, "library"), (6.0, "kernel")])
+def test_a_product_of_nvidias_is_a_librarys_whoever_launched_it(name: str, own_us: float, label: str) -> None:
+    """Also where an extension has a kernel of that name. A share of own work beside it has the label that it has
+    beside torch's product: behind that is the same kernel."""
+    base = extensions._base_name(name)
+    extensions._registry.libraries = {"a key": f"\0_Z12twice_kernelPf\0_Z{len(base)}{base}v\0{base}\0".encode()}
+    own = _Event("twice_kernel(float*)", own_us)
+    assert _labelled(own, SPAN, _Event(name, 90.0)) == label
+    assert _labelled(own, SPAN, _Event(name, 90.0), _operator("aten::mm", 90.0)) == label
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""What a shared object asks of the dynamic loader. Native code is verified in a process that holds libc, libm,
+libstdc++ and libgomp, and runs in production beside torch: it must not find there what it did not bring.
+
+Standard library only; read from the bytes that the compiler left, as the loader reads them, so no source text hides
+a name: the relocations say which symbols are bound. A symbol that the link found in no library can only be weak.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_cudaforge.errors import BuildFailure
+
+__all__ = ["Import", "check", "imports"]
+
+_MAGIC = b"\x7fELF\x02\x01"
+#: Type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment of a segment.
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_LOADED, _DYNAMIC = 1, 2
+_ENTRY = struct.Struct("<QQ")
+_STRINGS, _SYMBOLS = 5, 6
+#: Tables of relocations: the tags of their address and size, and an entry's bytes; the symbol's number is in its info.
+_RELOCATIONS = ((7, 8, 24), (17, 18, 16), (23, 2, 24))
+#: Name, info, visibility, section, value, size of a symbol; section 0: it is another library's.
+_SYMBOL = struct.Struct("<IBBHQQ")
+_WEAK = 2
+
+#: Functions and tables of the dynamic loader's, by which one finds any other library's functions.
+_LOADER = re.compile(r"dl[a-z]\w*|dl_\w+|_+(?:libc_)?dl_?\w+|_rtld_global\w*|_r_debug\w*")
+_ALLOCATOR = re.compile(r"(?:__libc_)?mallopt")
+#: What g++ has in every shared object, and what libgcc and old C libraries leave open for programs without threads.
+_EVERYBODYS = re.compile(
+    r"__gmon_start__|_ITM_\w+|_Jv_RegisterClasses|__cxa_\w+|__(?:de)?register_frame_info|_*pthread_\w+|sched_yield"
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """A symbol of another library's. ``weak``: it is null where no library has it."""
+
+    name: str
+    weak: bool
+
+
+def imports(code: bytes) -> tuple[Import, ...]:
+    """Every symbol of others that the loader binds for a shared object, once. Raises BuildFailure for anything that is
+    no such file."""
+    try:
+        return tuple(dict.fromkeys(_imports(code)))
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
+        raise BuildFailure(f"the library cannot be read: {error}", expected="a 64-bit ELF file") from None
+
+
+def _imports(code: bytes) -> Iterator[Import]:
+    if code[:6] != _MAGIC:
+        raise ValueError("it does not begin as an ELF file does")
+    (table,) = struct.unpack_from("<Q", code, 0x20)
+    step, count = struct.unpack_from("<HH", code, 0x36)
+    segments = [_SEGMENT.unpack_from(code, table + index * step) for index in range(count)]
+    tags: dict[int, int] = {}
+    for kind, _, offset, _, _, nbytes, *_ in segments:
+        if kind == _DYNAMIC:
+            tags |= _tags(_part(code, offset, nbytes))
+
+    def place(address: int) -> int:
+        for kind, _, offset, start, _, nbytes, *_ in segments:
+            if kind == _LOADED and start <= address < start + nbytes:
+                return int(offset + address - start)
+        raise ValueError(f"nothing lies at {address:#x}")
+
+    numbers: dict[int, None] = {}
+    for at, nbytes, entry in _RELOCATIONS:
+        if tags.get(nbytes):
+            start = place(tags[at])
+            infos = _part(code, start, tags[nbytes])
+            numbers |= dict.fromkeys(info >> 32 for (info,) in struct.Struct(f"<8xQ{entry - 16}x").iter_unpack(infos))
+    if not tags:
+        raise ValueError("it has nothing for the dynamic loader")
+    symbols, names = (place(tags.get(tag, 0)) if numbers else 0 for tag in (_SYMBOLS, _STRINGS))
+    for number in numbers:
+        name, info, _, section, *_ = _SYMBOL.unpack_from(code, symbols + number * _SYMBOL.size)
+        if number and not section:
+            start = names + name
+            yield Import(code[start : code.index(b"\0", start)].decode("utf-8", "replace"), info >> 4 == _WEAK)
+
+
+def _part(code: bytes, start: int, nbytes: int) -> bytes:
+    if start + nbytes > len(code):
+        raise ValueError("it ends too early")
+    return code[start : start + nbytes]
+
+
+def _tags(table: bytes) -> Iterator[tuple[int, int]]:
+    """What the loader is told, up to the entry that ends it."""
+    return itertools.takewhile(lambda entry: entry[0], _ENTRY.iter_unpack(table))
+
+
+def check(code: bytes) -> None:
+    """Raises BuildFailure where a kernel's library looks for code that it did not bring, or turns the allocator of
+    the whole process to its liking."""
+    found = imports(code)
+    loader = [one.name for one in found if _LOADER.fullmatch(one.name)]
+    if loader:
+        raise BuildFailure(
+            f"the kernel uses {_listed(loader)}: with them it finds other code where it runs than where it is verified",
+            expected="a kernel that computes with what it brings, libc, libm, libstdc++ and OpenMP",
+            remedy="take them out; plan.py calls torch's operators with op(), where the target allows it",
+        )
+    open_ = [one.name for one in found if one.weak and not _EVERYBODYS.fullmatch(one.name)]
+    if open_:
+        raise BuildFailure(
+            f"the kernel declares {_listed(open_)} weak and defines it nowhere: it is there in some processes and null "
+            "in others, so what is verified need not be what runs",
+            expected="functions that the source defines, or that libc, libm, libstdc++ or OpenMP have",
+            remedy="define it, or take it out",
+        )
+    tuned = [one.name for one in found if _ALLOCATOR.fullmatch(one.name)]
+    if tuned:
+        raise BuildFailure(
+            f"the kernel calls {_listed(tuned)}, which changes the allocator of the whole process",
+            expected="a kernel that leaves its caller's process as it is",
+            remedy="take the call out; plan.py's empty() gives scratch memory",
+        )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(name[:100] for name in sorted(names)[:4])
+    return "".join(char if char.isprintable() else "?" for char in shown)

@@ -1,0 +1,94 @@
+"""What a library asks of the dynamic loader, read from real builds of g++."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_cudaforge.errors import BuildFailure
+from pytest_cudaforge.languages import Unit, load
+from pytest_cudaforge.languages.imports import Import, check, imports
+
+
+def _code(source: str) -> bytes:
+    return load("cpp").compile(source, Unit((), ("f",)), "cpu").code
+
+
+HONEST = {
+    "plain": "#include <cmath>\nvoid f(const float* x, float* y) { *y = std::exp(*x); }",
+    "OpenMP": "#include <omp.h>\nvoid f(float* x) {\n#pragma omp parallel for\nfor (int i = 0; i < 9; ++i) x[i] = "
+    "omp_get_thread_num(); }",
+    "the standard library": """
+#include <condition_variable>
+#include <future>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <regex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+struct Base { virtual ~Base() {} virtual int get() = 0; };
+struct Own : Base { int get() override { return 1; } };
+static std::vector<float> all(10, 1.0f);
+static thread_local std::vector<int> mine;
+static std::once_flag once;
+static std::mutex lock;
+void f(const float* x, float* y, long n) {
+  std::call_once(once, [] { all.push_back(2); });
+  std::unique_ptr<Base> own(new Own);
+  try { if (n < 0) throw std::runtime_error("negative"); dynamic_cast<Own&>(*own).get(); }
+  catch (const std::exception& error) { std::cerr << error.what(); }
+  std::thread other([&] { std::lock_guard<std::mutex> held(lock); mine.push_back(1); });
+  other.join();
+  std::condition_variable waits; waits.notify_all();
+  std::unordered_map<int, std::string> names; names[1] = "one";
+  *y = *x + std::async(std::launch::async, [] { return 1; }).get() + std::regex_match(names[1], std::regex("o.*"));
+}
+""",
+    "a constructor": "static int ready; __attribute__((constructor)) static void early() { ready = 1; }\n"
+    "void f(int* x) { *x = ready; }",
+    "weak, and there": "__attribute__((weak)) int other() { return 1; }\nvoid f(int* x) { if (other) *x = other(); }",
+    "a name of its own": "int dlopen(int x) { return x + 1; }\nvoid f(int* x) { *x = dlopen(*x); }",
+}
+
+
+@pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
+def test_an_honest_library_asks_for_what_every_process_has(source: str) -> None:
+    check(_code(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('#include <dlfcn.h>\nvoid f(void** x) { *x = dlsym(dlopen("libtorch_cpu.so", 4), "a"); }', "dlopen, dlsym"),
+        (
+            "#include <link.h>\nint see(dl_phdr_info*, size_t, void*);\nvoid f(int* x) { *x = dl_iterate_phdr(0, x); }",
+            "dl_i",
+        ),
+        ("#include <link.h>\nvoid f(void** x) { *x = _r_debug.r_map; }", "_r_debug"),
+        ('extern "C" void* table() __asm__("dlsym");\nvoid f(void** x) { *x = table(); }', "dlsym"),
+        ("#include <dlfcn.h>\nstatic auto* volatile by = &dlsym;\nvoid f(void** x) { *x = (void*)by; }", "dlsym"),
+        ('extern "C" __attribute__((weak)) int aoti(int);\nvoid f(int* x) { *x = aoti ? aoti(1) : 2; }', "aoti weak"),
+        ('asm(".weak hidden_name\\n.data\\n.quad hidden_name\\n.text");\nvoid f(int* x) {}', "hidden_name weak"),
+        ("#include <malloc.h>\nvoid f(int* x) { *x = mallopt(M_PERTURB, 7); }", "mallopt"),
+    ],
+)
+def test_one_that_looks_for_other_code_is_refused(source: str, words: str) -> None:
+    code = _code(source)
+    with pytest.raises(BuildFailure, match=words) as caught:
+        check(code)
+    assert caught.value.expected and caught.value.remedy
+
+
+def test_symbols_are_those_that_the_loader_binds() -> None:
+    found = imports(_code(HONEST["plain"]))
+    assert Import("__cxa_finalize", weak=True) in found
+    assert any(one.name == "expf" and not one.weak for one in found)
+
+
+@pytest.mark.parametrize("cut", [0, 5, 60, 200, 2000])
+def test_what_is_no_library_is_refused(cut: int) -> None:
+    with pytest.raises(BuildFailure, match="cannot be read"):
+        imports(_code(HONEST["plain"])[:cut])
