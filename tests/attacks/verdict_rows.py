@@ -256,6 +256,15 @@ ROWS = (
         words="aoti_torch_cpu_mm_out",
     ),
     Row(
+        "1: native code leaves its caller's allocator as it is",
+        "tune the allocator of the whole process",
+        "imports",
+        hostile(body="mallopt(M_TOP_PAD, 1 << 20); HONEST", before="#include <malloc.h>\n"),
+        hostile(body="float* own = (float*)malloc(64); own[0] = 1; free(own); HONEST"),
+        refused=(Status.BUILD_ERROR,),
+        words="mallopt",
+    ),
+    Row(
         "1: limits for memory hold for files in memory as well",
         "hoard memory that no limit counts",
         "limits",
