@@ -66,7 +66,7 @@ _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 _OTHER, _STRIDED = "other ", "strided"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
 _TALL = "tall"
-_IF_TAKEN = ("strided in front", "tiny", _TALL, "only last", "all but last")
+_IF_TAKEN = ("strided in front", "strided order", "tiny", _TALL, "only last", "all but last")
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)
@@ -601,13 +601,24 @@ class Verifier:
         known, most = self._findings.guard.align_bytes, self._contract_alignment
         kept: Worker | None = worker
         tried = [align for align in _ALIGNMENTS if known <= align < most]
-        for align, more in zip(tried, [*tried[1:], most], strict=True):
-            problem = self._misaligned_problem(product, align, kept)
-            if not problem:
-                return
+        # A GPU's worker does not survive a misaligned vector, and a fresh one takes its time: what most kernels ask for
+        # comes first there, less only where that is right.
+        less = tried[:1] if self.kitchen.device.kind == "cuda" and tried[:2] == [1, 16] else []
+        upwards = tried[len(less) :]
+        for align, more in zip(upwards, [*upwards[1:], most], strict=True):
+            if self._right_where_aligned(product, align, more, kept):
+                break
+            kept = None
+        if less and kept is not None:
+            self._right_where_aligned(product, 1, 16, kept)
+
+    def _right_where_aligned(self, product: Product, align: int, more: int, kept: Worker | None) -> bool:
+        """Where it is not, the guard asks for ``more``."""
+        problem = self._misaligned_problem(product, align, kept)
+        if problem:
             what = "misaligned tensors" if align == 1 else f"tensors aligned to {align} bytes"
             self._narrow(f"{what}: {problem}", align_bytes=more)
-            kept = None
+        return not problem
 
     @property
     def _contract_alignment(self) -> int:
