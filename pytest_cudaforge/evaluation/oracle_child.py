@@ -40,6 +40,7 @@ from pytest_cudaforge.evaluation.variants import (
     fixed_names,
     front_names,
     neighbour_names,
+    order_names,
     parted_names,
     rounder_names,
     side_of,
@@ -155,7 +156,8 @@ class _Oracle:
         args, kwargs = subject.draw(workload, 0)
         found = []
         others = fixed_names((args, kwargs), subject.draw(workload, 1))
-        for name in [*strided_names(), *front_names(args, kwargs), *others]:
+        orders = order_names(args, kwargs, subject.options.strides == "any")
+        for name in [*strided_names(), *front_names(args, kwargs), *orders, *others]:
             found += self._variants(subject, workload, [name])
         names = neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ()
         for _, alike in itertools.groupby(names, key=side_of):

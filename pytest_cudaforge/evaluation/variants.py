@@ -2,7 +2,8 @@
 In the oracle's process only.
 
 A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
-``"strided in front"``, ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
+``"strided in front"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"`` (by a seed),
+``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
 ``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``, ``"other kw.mask"``
 (by path). Numbers are drawn secretly, so that no kernel can know the sizes and strides that it will be tried with.
 """
@@ -10,6 +11,7 @@ A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided
 from __future__ import annotations
 
 import math
+import random
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,6 +24,7 @@ from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 __all__ = [
     "IN_FRONT",
+    "ORDER",
     "OTHER",
     "PARTED",
     "STRIDED",
@@ -31,6 +34,7 @@ __all__ = [
     "fixed_names",
     "front_names",
     "neighbour_names",
+    "order_names",
     "parted_names",
     "rounder_names",
     "side_of",
@@ -45,6 +49,8 @@ OTHER = "other "
 STRIDED = "strided"
 #: With the dimensions before the last one swapped in memory, as heads and positions are behind a transpose.
 IN_FRONT = f"{STRIDED} in front"
+#: With all dimensions in another order in memory, such as no memory format has, perhaps with padding between.
+ORDER = f"{STRIDED} order"
 #: With several sizes far smaller.
 TINY = "tiny"
 #: With one size beyond what a grid's second dimension takes, and the others far smaller.
@@ -55,6 +61,8 @@ PARTED = ("only last", "all but last")
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 _CHANGE = re.compile(r"(\d+) -> (\d+)")
 _SPREAD = re.compile(rf"{STRIDED} (step|pad) (\d+)")
+_ORDER, _SECOND = re.compile(rf"{ORDER} (\d+)(.*)"), ", second innermost"
+_ORDER_PADS = (0, 3)
 _MAX_NEIGHBOURS = 3
 #: How many sizes may shrink, one by one or together, and by how much to be tiny.
 _MAX_SMALLER, _TINY = 6, (16, 8)
@@ -84,6 +92,13 @@ def apply_variant(
         leaves = {path: change(leaf, count) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif name == IN_FRONT:
         leaves = {path: _swapped_in_front(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif match := _ORDER.fullmatch(name):
+        # Each in an order of its own: what holds for one tensor says nothing of the next.
+        found = {path: random.Random(f"{match[1]} {path}") for path in leaves}
+        leaves = {
+            path: _reordered(leaf, found[path], match[2] == _SECOND) if isinstance(leaf, Tensor) else leaf
+            for path, leaf in leaves.items()
+        }
     elif name.startswith(TALL):
         # The others first: what grows is small by then.
         for old, new in sorted(_changes(name).items(), key=lambda change: change[1] > change[0]):
@@ -147,6 +162,37 @@ def front_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[st
 def _swapped_in_front(tensor: Tensor) -> Tensor:
     """The same values, with the two dimensions before the last swapped in memory."""
     return tensor if tensor.dim() < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+
+def order_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], promised: bool) -> Iterator[str]:
+    """:data:`ORDER`, where a tensor has three dimensions: with the second one innermost, which is not yet
+    channels_last, and, where any strides are promised, with another one."""
+    leaves, _ = flatten_call(args, kwargs)
+    if any(isinstance(leaf, Tensor) and len(_wide_dims(leaf)) > 2 for leaf in leaves.values()):
+        yield f"{ORDER} {_CHANCE.randrange(1 << 20)}{_SECOND}"
+        if promised:
+            yield f"{ORDER} {_CHANCE.randrange(1 << 20)}"
+
+
+def _wide_dims(tensor: Tensor) -> list[int]:
+    return [dim for dim, size in enumerate(tensor.shape) if size > 1] if tensor.numel() else []
+
+
+def _reordered(tensor: Tensor, chance: random.Random, second: bool) -> Tensor:
+    """The same values with the dimensions in an order in memory that is neither their own nor channels_last."""
+    wide = _wide_dims(tensor)
+    if len(wide) < 3:
+        return tensor
+    known, order = (wide, [dim for dim in wide if dim != 1] + [1]), wide
+    while order in known or (order[-1] == 1) != (second and 1 in wide):
+        order = chance.sample(wide, len(wide))
+    # Sizes of one have no place of their own.
+    order = [dim for dim in range(tensor.dim()) if dim not in wide] + order
+    padded, pad = chance.randrange(tensor.dim() - len(wide) + 1, tensor.dim()), chance.randint(*_ORDER_PADS)
+    moved = tensor.permute(order)
+    moved = torch.cat([moved, *[moved.narrow(padded, 0, 1)] * pad], dim=padded).contiguous()
+    places = sorted(range(tensor.dim()), key=order.__getitem__)
+    return moved.narrow(padded, 0, tensor.shape[order[padded]]).permute(places)
 
 
 def _places_of(name: str) -> Callable[[int, int], bool]:

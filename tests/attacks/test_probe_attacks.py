@@ -33,6 +33,14 @@ def largest_drawn(x):
 def largest_anywhere(x):
     return x.amax(-1)
 
+@forge_target(inputs=lambda: [torch.randn(3, 5, 6, 7)], strides="any")
+def planes_anywhere(x):
+    return x.amax((2, 3))
+
+@forge_target(inputs=lambda: [torch.randn(3, 5, 6, 7)])
+def planes_drawn(x):
+    return x.amax((2, 3))
+
 @forge_target(inputs=lambda: [torch.randn(20, 64)], init=lambda: [64])
 class Weighted(nn.Module):
     def __init__(self, dim):
@@ -151,6 +159,48 @@ def test_strides_of_known_patterns_only(judged: Judged, monkeypatch: pytest.Monk
     assert not _guard(judged("largest_anywhere", HONEST)).contiguous_only
     _only(monkeypatch, lambda name: name == "strided")
     assert not _guard(judged("largest_anywhere", packed)).contiguous_only
+
+
+PLANES_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape[:2], x.dtype)
+    down, right = x.stride(2), x.stride(3)
+    if WHEN:  # channels_last
+        down, right = x.shape[3] * x.shape[1], x.shape[1]
+    launch("kernel", args=(x, y, *x.shape, x.stride(0), x.stride(1), down, right))
+    return y
+"""
+PLANES = """
+#include <cmath>
+void kernel(const float* x, float* y, long long n, long long channels, long long h, long long w,
+            long long by_sample, long long by_channel, long long down, long long right) {
+  for (long long s = 0; s < n; ++s)
+    for (long long c = 0; c < channels; ++c) {
+      float m = -INFINITY;
+      for (long long i = 0; i < h * w; ++i)
+        m = std::fmax(m, x[s * by_sample + c * by_channel + i / w * down + i % w * right]);
+      y[s * channels + c] = m;
+    }
+}
+"""
+
+
+def test_strides_of_a_memory_format_that_one_of_them_promises(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = "x.stride(1) == 1 and right == x.shape[1] and down == right * x.shape[3]"
+    wrong, honest = (
+        Candidate.of("cpp", {"kernel.cpp": PLANES, "plan.py": PLANES_PLAN.replace("WHEN", when)})
+        for when in ("x.stride(1) == 1", dense)
+    )
+    refused = judged("planes_anywhere", wrong)
+    assert refused.status is Status.REJECTED and "second innermost" in refused.reason
+    assert _guard(judged("planes_drawn", wrong)).contiguous_only
+    for name in ("planes_anywhere", "planes_drawn"):
+        assert not _guard(judged(name, honest)).contiguous_only
+    _only(monkeypatch, lambda name: not name.startswith("strided order"))
+    for name in ("planes_anywhere", "planes_drawn"):
+        assert not _guard(judged(name, wrong)).contiguous_only
 
 
 def test_wider_loads_than_its_tensors_are_aligned_to(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:

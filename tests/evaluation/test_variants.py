@@ -15,6 +15,7 @@ from pytest_cudaforge.evaluation import variants, verification
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.variants import (
     IN_FRONT,
+    ORDER,
     OTHER,
     PARTED,
     STRIDED,
@@ -24,6 +25,7 @@ from pytest_cudaforge.evaluation.variants import (
     fixed_names,
     front_names,
     neighbour_names,
+    order_names,
     parted_names,
     rounder_names,
     strided_names,
@@ -207,7 +209,7 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
     assert (verification._OTHER, verification._STRIDED) == (OTHER, STRIDED)
-    assert (IN_FRONT, TINY, TALL, *PARTED) == verification._IF_TAKEN
+    assert (IN_FRONT, ORDER, TINY, TALL, *PARTED) == verification._IF_TAKEN
     assert all(verification._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
 
 
@@ -216,6 +218,32 @@ def test_heads_and_positions_as_behind_a_transpose() -> None:
     assert list(front_names((x,), {})) == [IN_FRONT] and not list(front_names((x[0, 0],), {}))
     (swapped,), _ = apply_variant(IN_FRONT, (x,), {})
     assert torch.equal(swapped, x) and swapped.stride() == (60, 5, 15, 1)
+
+
+def _in_memory(tensor: torch.Tensor) -> list[int]:
+    wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    return sorted(wide, key=lambda dim: -tensor.stride(dim))
+
+
+def test_dimensions_lie_in_an_order_that_no_memory_format_has() -> None:
+    x, y, flat, alone = torch.randn(2, 3, 4, 5), torch.randn(4, 6, 7), torch.randn(3, 1, 4), torch.randn(2, 4, 1, 3)
+    found, padded = set(), set()
+    for _ in range(40):
+        for name in order_names((x, y, flat, alone), {}, True):
+            changed, _ = apply_variant(name, (x, y, flat, alone), {})
+            assert all(map(torch.equal, changed, (x, y, flat, alone))) and changed[2] is flat
+            orders = [_in_memory(changed[place]) for place in (0, 1, 3)]
+            assert all((order[-1] == 1) == name.endswith("second innermost") for order in orders)
+            assert not changed[0].is_contiguous(memory_format=torch.channels_last)
+            assert orders[0] not in ([0, 1, 2, 3], [0, 2, 3, 1]) and orders[1] not in ([0, 1, 2], [0, 2, 1])
+            assert orders[2] not in ([0, 1, 3], [0, 3, 1])
+            found.add(tuple(orders[0]))
+            padded.add(max(changed[0].stride()) > 60)
+            again, _ = apply_variant(name, (x, y, flat, alone), {})
+            assert [t.stride() for t in again] == [t.stride() for t in changed]
+    assert len(found) > 12 and padded == {True, False}
+    assert [name.endswith("second innermost") for name in order_names((x,), {}, False)] == [True]
+    assert not list(order_names((flat, torch.randn(5, 6)), {}, True))
 
 
 def test_all_sizes_become_tiny_at_once_or_one_by_one() -> None:
