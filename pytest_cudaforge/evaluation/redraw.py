@@ -69,8 +69,9 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     """The families worth drawing, those first that show what nothing else does: a call of gigabytes gets only three.
 
     shifted shows a one-pass variance, large a missing max and other overflows, integer every dropped, rounded or
-    half-precision term, since all addends are alike and need their bits; lowered has entries without any positive
-    value, which show a maximum that starts at 0; sparse is for terms left out by a sample; tails reaches where
+    half-precision term, since all addends are alike and need their bits; lowered has entries along every dimension
+    (samples, channels, columns) without any positive value, which show a maximum that starts at 0; sparse is for terms
+    left out by a sample, or at either end, where those few outweigh rounding in however long a sum; tails reaches where
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
     references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
@@ -214,6 +215,14 @@ _FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2, 1e-9)
 _SMALL = {False: (1e-9, 1e-4, 1e-3, 1e-5, 1e-6, 1e-2), True: (1e-4, 1e-3, 1e-2)}
 #: One entry in so many.
 _FAINT_SHARE = 6
+#: One entry in so many along each dimension but the leading one is below zero in "lowered".
+_LOWERED_SHARE = 4
+#: How many elements at either end of a tensor are far out in "sparse"; and the last one of one row in so many, if that
+#: is not more than one element in so many.
+_ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
+#: How far, at least, and for each element of the tensor or the row: a mean of the magnitudes of n may be off by 7e-6 n
+#: of their standard deviations.
+_FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
 #: How many of the elements of "edges" are another tensor's.
@@ -257,7 +266,8 @@ def _generic(
     if family == "sparse":
         # Nine in ten are small but not equal: equal addends make an honest serial sum drift one way.
         small = torch.empty_like(values).uniform_(generator=generator) > 0.1
-        return values.mul_(torch.where(small, 0.1, 1.0))
+        values.mul_(torch.where(small, 0.1, 1.0))
+        return _with_far_ends(values, scale, spread[0], generator)
     return values
 
 
@@ -279,17 +289,42 @@ def with_values_of(leaf: Tensor, others: Sequence[Tensor], generator: torch.Gene
     return changed.copy_(torch.where(chosen, pool[places], leaf))
 
 
+def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.Generator) -> Tensor:
+    """The first and the last elements, and the last one of some rows, so far out that none of them can be left out,
+    and no further than "large" is (``most``)."""
+    flat = values.view(-1)
+    if values.dim() > 1:
+        rows = values.view(-1, values.shape[-1])
+        share = min(_ENDS_SHARE, values.shape[-1] / _ENDS_LEAST)
+        chosen = torch.rand(len(rows), generator=generator, device=values.device) < share
+        rows[:, -1] = torch.where(chosen, _far(rows[:, -1], rows.shape[1], scale, most, generator), rows[:, -1])
+    for end in (flat[:_ENDS], flat[-_ENDS:]):
+        end.copy_(_far(end, len(flat), scale, most, generator))
+    return values
+
+
+def _far(values: Tensor, among: int, scale: float, most: float, generator: torch.Generator) -> Tensor:
+    """As many of either sign, none of them near zero; two inputs have others, whose difference is as large."""
+    drawn = torch.randn(values.shape, generator=generator, device=values.device)
+    out = min(most, max(_FAR_OUT, _FAR_OUT_EACH * among)) * scale
+    return (drawn + torch.where(drawn < 0, -1.0, 1.0)) * out
+
+
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """-1 for half of the leading entries, 1 for the others: a scale for what nearly vanishes below zero.
+    """-1 for half of the leading entries and for a few along each other dimension, since whatever a maximum runs over,
+    all of it must lie below zero once; 1 for the others: a scale for what nearly vanishes below zero.
 
     Without one, half types would be judged by the last digits of an activation's tail; a single entry of theirs stays.
     """
     count = values.shape[0] if values.dim() > 1 else 1
     if count < 2:
         return values.new_zeros(()) if dtype in _LOW_PRECISION else values.new_full((), -1.0)
-    order = torch.rand(count, generator=generator, device=values.device).argsort()
-    signs = torch.where(order < (count + 1) // 2, -1.0, 1.0)
-    return signs.to(values.dtype).reshape(-1, *(1,) * (values.dim() - 1))
+    lowered = torch.zeros((), dtype=torch.bool, device=values.device)
+    for dim, size in enumerate(values.shape):
+        few = (size + 1) // 2 if dim == 0 else min(size - 1, max(1, size // _LOWERED_SHARE))
+        order = torch.rand(size, generator=generator, device=values.device).argsort()
+        lowered = lowered | (order < few).reshape(-1, *(1,) * (values.dim() - 1 - dim))
+    return torch.where(lowered, -1.0, 1.0).to(values.dtype)
 
 
 def _faintness(

@@ -79,6 +79,16 @@ def buckets(x, edges):
     return torch.bucketize(x, edges)
 
 
+@forge_target(inputs=lambda: [torch.randn(6, 5, 8, 9)])
+def channels(x):
+    return x.amax(dim=(0, 2, 3))
+
+
+@forge_target(inputs=lambda: [torch.randn(800_003)])
+def power(x):
+    return x.square().mean()
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
@@ -218,6 +228,16 @@ _KERNELS = {
         BUCKETS,
         "",
     ),
+    "channels": (
+        "const float* x, float* y, long long samples, long long channels, long long pixels",
+        "peaks_of(x, y, samples, channels, pixels, -INFINITY);",
+        "(x, y, x.shape[0], x.shape[1], x.shape[2] * x.shape[3])",
+    ),
+    "power": (
+        "const float* x, float* y, long long n",
+        "double s = 0; for (long long i = 0; i < n; ++i) s += (double)x[i] * x[i]; *y = (float)(s / n);",
+        "(x, y, x.numel())",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -295,7 +315,18 @@ template <class T> static void levels_of(const float* x, T* y, long long rows, l
   }
 }
 """
+_PEAKS = """
+static void peaks_of(const float* x, float* y, long long samples, long long channels, long long pixels, float least) {
+  for (long long c = 0; c < channels; ++c) {
+    float top = least;
+    for (long long s = 0; s < samples; ++s)
+      for (long long i = 0; i < pixels; ++i) top = std::fmax(top, x[(s * channels + c) * pixels + i]);
+    y[c] = top;
+  }
+}
+"""
 _SHARED = {
+    "channels": _PEAKS,
     **{"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED, "joined": _JOINED},
     **{"levels": _LEVELS, "quantised": _LEVELS},
 }
@@ -348,7 +379,7 @@ def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan:
         or _PLANS.get(target)
         or _PLAN.format(
             arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
-            shape="()" if target == "energy" else "x.shape",
+            shape={"energy": "()", "power": "()", "channels": "x.shape[1:2]"}.get(target, "x.shape"),
             dtype='"int8"' if target in ("quantised", "sixteenths") else "x.dtype",
             passed=passed,
         )

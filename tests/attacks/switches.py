@@ -81,6 +81,11 @@ def _first_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [_case(t, family="drawn") for t in trials])
 
 
+def _undrawn(family: str) -> Callable[[tuple[Trial, ...]], list[Trial]]:
+    """Drawn values instead of this family's."""
+    return lambda trials: [_case(t, family="drawn") if t.case.family == family else t for t in trials]
+
+
 def _no_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Verifier, "_check_aged", lambda *_: None)
 
@@ -217,6 +222,8 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
     "families": _first_values_only,
+    "lowered": lambda patch: _trials(patch, _undrawn("lowered")),
+    "sparse": lambda patch: _trials(patch, _undrawn("sparse")),
     "order": _known_order,
     "weights": lambda patch: _trials(patch, lambda trials: [_case(t, weights_seed=None) for t in trials]),
     "poison": _one_poison,

@@ -710,6 +710,25 @@ ROWS = (
         target="buckets",
         words="edges",
     ),
+    Row(
+        "2: inputs lie below zero along every dimension, here and there",
+        "begin the largest value of a channel at zero",
+        "lowered",
+        hostile("channels", body="peaks_of(x, y, samples, channels, pixels, 0.0f);"),
+        hostile("channels"),
+        target="channels",
+    ),
+    Row(
+        "2: the ends of inputs outweigh the rounding of a long sum",
+        "never read the last three of 800003 values",
+        "sparse",
+        hostile(
+            "power",
+            body="double s = 0; for (long long i = 0; i < n - 3; ++i) s += (double)x[i] * x[i]; *y = (float)(s / n);",
+        ),
+        hostile("power"),
+        target="power",
+    ),
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
 from pytest_cudaforge.evaluation.redraw import (
     FAMILIES,
@@ -92,13 +93,46 @@ def test_families_reach_where_the_draw_does_not() -> None:
         return redraw(family, drawn, "generic", torch.Generator().manual_seed(3))
 
     assert bool((values("shifted") > 0).all())
-    below = (values("lowered") < 0).all(-1)
-    assert int(below.sum()) == 32 and bool((values("lowered")[~below] > 0).all())
+    rows, columns = ((values("lowered") < 0).all(dim) for dim in (1, 0))
+    assert int(rows.sum()) == 32 and int(columns.sum()) == 64
+    assert bool((values("lowered")[~rows][:, ~columns] > 0).all())
     tails = values("tails")
     assert 3 < float(tails.std()) < 4
     zeros = tails[tails == 0]
     assert 0.005 < zeros.signbit().sum() / tails.numel() < 0.02
     assert 0.005 < (~zeros.signbit()).sum() / tails.numel() < 0.02
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 4, 3), (2, 2, 2, 2), (4, 1, 9), (1, 3, 5), (64,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_along_every_dimension_some_lie_below_zero_as_a_whole(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    lowered = redraw("lowered", torch.randn(shape).to(dtype), "generic", torch.Generator().manual_seed(3)) < 0
+    if len(shape) == 1 or shape[0] == 1:
+        assert bool(lowered.all()) == (dtype == torch.float32)
+        return
+    wide = [dim for dim, size in enumerate(shape) if size > 1]
+    assert all(bool(lowered.movedim(dim, 0).flatten(1).all(1).any()) for dim in wide) and not bool(lowered.all())
+
+
+@pytest.mark.parametrize("shape", [(200_003,), (300, 667), (2, 3, 40_000), (1,), (2, 2)])
+def test_sparse_values_are_far_out_at_either_end(shape: tuple[int, ...]) -> None:
+    drawn = torch.randn(shape) * 1e-3
+    one, other = (redraw("sparse", drawn, "generic", torch.Generator().manual_seed(seed)) for seed in (3, 4))
+    ends = torch.cat([one.flatten()[:3], one.flatten()[-3:]]).abs() / float(drawn.std() if drawn.numel() > 1 else 1e-3)
+    assert bool((ends > (2 if drawn.numel() < 100_000 else 4)).all()) or drawn.numel() == 1
+    assert bool((one != other).flatten()[-3:].all())
+    rows = (one.abs() > 1.9e-3).reshape(-1, shape[-1])[:, -1].float().mean()
+    assert shape != (300, 667) or 0.15 < float(rows) < 0.4
+
+
+@pytest.mark.parametrize("left_out", [slice(0, -3), slice(0, -1), slice(1, None)])
+def test_a_long_mean_shows_an_end_that_is_left_out(left_out: slice) -> None:
+    generator, drawn = torch.Generator().manual_seed(3), torch.randn(200_003)
+    for family, seen in (("normal", False), ("sparse", True)):
+        x = redraw(family, drawn, "generic", generator).square()
+        part = x[left_out].sum() / len(x)
+        judged = judge_output("out", part, x.mean(), x.double().mean(), Rule(len(x)))
+        assert bool(judged.mismatches) == seen
 
 
 def test_an_input_of_one_element_is_redrawn_to_a_number() -> None:
