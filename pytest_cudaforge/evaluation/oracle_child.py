@@ -187,6 +187,8 @@ class _Oracle:
                 if is_fatal(error):
                     raise
                 continue
+            except torch.OutOfMemoryError:
+                continue  # a call of that size cannot be made here
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize()  # a fault in the call shows here, not at some later request
             leaves, tree = flatten_call(*changed)

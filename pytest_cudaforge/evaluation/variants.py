@@ -281,7 +281,9 @@ def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
     tensors, safe = _sizes(args, kwargs)
     room = max(_TALL_ELEMENTS, int(_TALL_CALL * sum(tensor.numel() for tensor in tensors)))
     for size in [size for size in safe if size < _TALL[0]][:_MAX_TALL]:
-        others = {other: _CHANCE.randint(2, 9) for other in safe if other != size and other > 9}
+        # None becomes the size that grows afterwards.
+        few = [number for number in range(2, 10) if number != size]
+        others = {other: _CHANCE.choice(few) for other in safe if other != size and other > 9}
         new = _CHANCE.randint(*_TALL)
         if sum(_numel_with(tensor, {**others, size: new}) for tensor in tensors) <= room:
             changes = {size: new, **others}
