@@ -7,7 +7,8 @@ Sleeping blocks hold the device. One on each multiprocessor but one takes all of
 block needs a little; where less than a whole multiprocessor is left, blocks without any hold the rest of its threads.
 They prefer shared memory to L1: a multiprocessor at work keeps its division, and what needs more shared memory than the
 division has would wait until they are gone. Where the blocks that hold the rest are at work instead of asleep, they
-take the turns of the call's warps as well: what waits by the clock for a neighbour that else is done comes too soon.
+take the turns of the call's warps as well, every other warp those of its stores (into 32 words of one bank): what waits
+by the clock for a neighbour that else is done comes too soon.
 """
 
 from __future__ import annotations
@@ -67,14 +68,23 @@ done:
 }
 .visible .entry cudaforge_work(.param .u64 span_ns)
 {
+    .shared .align 4 .b8 column[4096];
     .reg .u64 %begin, %now, %span;
-    .reg .u32 %left, %low, %high;
-    .reg .pred %more;
+    .reg .u32 %left, %low, %high, %thread, %place;
+    .reg .pred %more, %storing;
     ld.param.u64 %span, [span_ns];
     mov.u64 %begin, %globaltimer;
     cvt.u32.u64 %low, %begin;
-    mov.u32 %high, %tid.x;
+    mov.u32 %thread, %tid.x;
+    mov.u32 %high, %thread;
+    and.b32 %place, %thread, 32;
+    setp.ne.u32 %storing, %place, 0;
+    and.b32 %place, %thread, 31;
+    shl.b32 %place, %place, 7;
+    mov.u32 %left, column;
+    add.u32 %place, %place, %left;
 again:
+    @%storing bra stores;
     mov.u32 %left, 256;
 work:
     mad.lo.u32 %low, %low, %left, %high;
@@ -82,6 +92,15 @@ work:
     sub.u32 %left, %left, 1;
     setp.ne.u32 %more, %left, 0;
     @%more bra work;
+    bra look;
+stores:
+    mov.u32 %left, 16;
+store:
+    st.volatile.shared.u32 [%place], %left;
+    sub.u32 %left, %left, 1;
+    setp.ne.u32 %more, %left, 0;
+    @%more bra store;
+look:
     mov.u64 %now, %globaltimer;
     sub.u64 %now, %now, %begin;
     setp.ne.u32 %more, %low, 0;

@@ -144,7 +144,7 @@ WINDOW = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
 
 
 def hold(x, nbytes):
-    value = driver.CUlaunchAttributeValue()
+    value = driver.CUstreamAttrValue()
     window = value.accessPolicyWindow
     window.base_ptr, window.num_bytes, window.hitRatio = x.data_ptr() if nbytes else 0, nbytes, 1.0
     window.hitProp = driver.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
@@ -351,7 +351,7 @@ MODULE_ROWS = (
         "at work",
         model("begin()\nreturn x * 2", before=_HOG.replace("BUSY", "True")),
         model("begin()\nreturn x * 2", before=_HOG.replace("BUSY", "False")),
-        refused=_REJECTED,
+        refused=(*_REJECTED, Status.TIMEOUT),  # a device that never rests keeps whoever waits for it, too
     ),
     _row(
         "2: calls leave the settings of others alone",
