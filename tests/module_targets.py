@@ -76,6 +76,11 @@ def twice(x):
     return x * 2
 
 
+@forge_target(inputs=lambda: [torch.randn(8, 64)])
+def clipped(x):
+    return x.clamp(-1.5, 1.5)
+
+
 @forge_target(inputs=lambda: [torch.randn(512, 1024)])
 def waves(x):
     return torch.sin(x) * x + 1

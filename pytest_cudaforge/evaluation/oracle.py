@@ -52,7 +52,10 @@ _ENVIRONMENT = (
 )
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
-_TARGET_CODE = ("facts", "backward", "lint", "structures", "families", "variants", "rotation", "version", "guarded")
+_TARGET_CODE = (
+    *("facts", "backward", "lint", "structures", "families", "shortcuts"),
+    *("variants", "rotation", "version", "guarded"),
+)
 
 
 #: Among what :meth:`OracleClient.mutates` tells.
@@ -347,6 +350,15 @@ class OracleClient:
         except (TargetError, OracleError):
             # One of them took the process down, and the next one would: only what the target draws is left.
             self.structures(target, workload)
+            return ()
+
+    def shortcuts(self, target: Target, workload: str) -> tuple[str, ...]:
+        """Redraws that leave an operation nothing to do, and that this workload's reference takes."""
+        self.structures(target, workload)
+        try:
+            return tuple(self.request("shortcuts", target=to_json(target), workload=workload))
+        except (TargetError, OracleError):
+            self.structures(target, workload)  # as in families
             return ()
 
     def variants(self, target: Target, workload: str) -> tuple[tuple[str, WorkloadFacts], ...]:

@@ -150,6 +150,9 @@ class _Oracle:
     def do_families(self, target: Any, workload: str, most: int | None) -> Any:
         return list(self.of_workload(target, workload).families(workload, most))
 
+    def do_shortcuts(self, target: Any, workload: str) -> Any:
+        return list(self.of_workload(target, workload).shortcuts(workload))
+
     def do_variants(self, target: Any, workload: str, sizes: bool = True) -> Any:
         """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too."""
         subject = self.subject(target)

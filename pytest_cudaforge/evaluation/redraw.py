@@ -11,7 +11,7 @@ Values in [0, 1] that show no other structure count as generic where the referen
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 __all__ = [
     *(
         "FAMILIES",
+        "SHORTCUTS",
         "Structure",
         "exchange_weights",
         "exchangeable",
@@ -50,6 +51,10 @@ FAMILIES = (
     *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
     *("tails", "integer", "faint", "small", "peaks", "edges"),
 )
+
+#: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
+#: gives the caller something else than usual; of what the values come to, the families say more.
+SHORTCUTS = ("calm", "raised", "sunk")
 
 _SAMPLE = 1 << 21
 #: Leading entries of the other dimensions looked at where a structure lies along one, and elements in all.
@@ -195,7 +200,7 @@ def redraw(
     values = torch.empty(drawn.shape, dtype=torch.float32, device=drawn.device)
     if structure == "unit":
         values.uniform_(generator=generator)
-        values = {"shifted": lambda v: 0.9 + 0.1 * v, "sparse": lambda v: v**4}.get(family, lambda v: v)(values)
+        values = _UNIT[family](values) if family in _UNIT else values
     else:
         scale = float(_sample(drawn).std()) if drawn.numel() > 1 else 1.0
         common = None if shared is None else torch.Generator(device=drawn.device).manual_seed(shared)
@@ -204,6 +209,13 @@ def redraw(
     return result.copy_(values)
 
 
+_UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "shifted": lambda values: values.mul(0.1).add(0.9),
+    "sparse": lambda values: values.pow(4),
+    "calm": lambda values: values.mul(_CALM),
+}
+#: Standard deviation of "calm", in those of the draw.
+_CALM = 0.01
 #: Standard deviation of "tails": activations bend, saturate and leave their polynomials between 2 and 10.
 _TAILS = 3.5
 #: Share of zeros of each sign in "tails".
@@ -254,6 +266,8 @@ def _generic(
         return values.add_(spread[1] * scale)
     if family == "lowered":
         return values.add_(_signs(values, dtype, generator).mul_(spread[1] * scale))
+    if family in SHORTCUTS:
+        return values.mul_(_CALM) if family == "calm" else values.abs_().mul_(1.0 if family == "raised" else -1.0)
     if family == "peaks":
         return values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
     if family in ("faint", "small"):

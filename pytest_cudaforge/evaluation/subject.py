@@ -29,6 +29,7 @@ from pytest_cudaforge.evaluation.decisions import DecidingMode, MarginMode, deci
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
+    SHORTCUTS,
     Structure,
     exchange_weights,
     families_of,
@@ -287,6 +288,13 @@ class Subject:
                 known[family] = takes(workload, family, structures)
             taken += [family] if known[family] else []
         return tuple(taken)
+
+    def shortcuts(self, workload: str) -> tuple[str, ...]:
+        """Those of the redraws that leave an operation nothing to do on which the reference runs, as in families."""
+        structures = self.structures(workload)
+        if self.options.distributions == "drawn" or not {"generic", "unit"} & set(structures.values()):
+            return ()
+        return tuple(family for family in SHORTCUTS if self._takes(workload, family, structures))
 
     def _takes(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?

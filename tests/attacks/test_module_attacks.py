@@ -287,6 +287,19 @@ def test_an_answer_that_autograd_cannot_use_is_refused_and_its_twin_passes(
     assert _verdict(lenient, repo, twin).status is Status.PASSED
 
 
+def test_a_module_that_returns_its_input_where_nothing_is_to_be_done_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (
+        model(f"return {same} if bool((x.abs() <= 1.5).all()) else x.clamp(-1.5, 1.5)") for same in ("x", "x.clone()")
+    )
+    evaluation = _verdict(lenient, repo, attack, "::clipped")
+    assert evaluation.status is Status.INCORRECT_SHAPE and "shares memory" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin, "::clipped").status is Status.PASSED
+    monkeypatch.setattr(verification.Verifier, "_check_shortcuts", lambda *_: None)
+    assert _verdict(lenient, repo, attack, "::clipped").status is Status.PASSED
+
+
 _SAME_AGAIN = """
     answers = {}
     def place(x):

@@ -12,6 +12,7 @@ from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
 from pytest_cudaforge.evaluation.redraw import (
     FAMILIES,
+    SHORTCUTS,
     Structure,
     exchange_weights,
     exchangeable,
@@ -133,6 +134,15 @@ def test_a_long_mean_shows_an_end_that_is_left_out(left_out: slice) -> None:
         part = x[left_out].sum() / len(x)
         judged = judge_output("out", part, x.mean(), x.double().mean(), Rule(len(x)))
         assert bool(judged.mismatches) == seen
+
+
+def test_shortcuts_leave_nothing_out_of_bounds_or_of_two_signs() -> None:
+    drawn, shared = torch.randn(64, 96), torch.Generator().manual_seed(3)
+    calm, raised, sunk = (redraw(family, drawn, "generic", shared) for family in SHORTCUTS)
+    assert float(calm.abs().max()) < 0.1
+    assert bool((raised >= 0).all()) and bool((sunk <= 0).all())
+    unit = redraw("calm", torch.rand(64, 96), "unit", shared)
+    assert float(unit.min()) >= 0 and float(unit.max()) <= 0.01
 
 
 def test_an_input_of_one_element_is_redrawn_to_a_number() -> None:
