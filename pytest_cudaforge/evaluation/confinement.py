@@ -7,8 +7,10 @@ file system (:func:`.view.build_view`), and the child gives up its user id, capa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from pytest_cudaforge.evaluation import kernel_calls, landlock, seccomp
 from pytest_cudaforge.evaluation.sandbox import Abilities, ChildSpec, Namespaces
 from pytest_cudaforge.evaluation.view import CUDA_PATHS, PROC_FILES, devices
 
-__all__ = ["confine", "enter_namespaces", "has_view"]
+__all__ = ["confine", "enter_namespaces", "has_view", "leave_low_numbers"]
 
 _NEW_MOUNTS, _NEW_UTS, _NEW_IPC = 0x00020000, 0x04000000, 0x08000000
+#: Below the least limit that Linux has by itself, with room for the processes of a group.
+_LAST_PIDS = (1000, 30000)
 _NEW_USER, _NEW_PIDS, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 
 
@@ -40,6 +44,15 @@ def enter_namespaces(spec: ChildSpec, kind: Namespaces, *, fresh_proc: bool = Tr
         # "deny" is what lets an unprivileged process write its group map.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             Path("/proc/self", name).write_text(text)
+
+
+def leave_low_numbers() -> None:
+    """In process 1 of a new process namespace: the next process gets a number as any machine's may have, not 2. Who
+    goes by its number cannot tell a verdict by it. To be called while the machine's /proc is there still; where that is
+    read-only the number stays as it is."""
+    if os.getpid() == 1:
+        with contextlib.suppress(OSError):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(secrets.SystemRandom().randrange(*_LAST_PIDS)))
 
 
 def confine(spec: ChildSpec, abilities: Abilities, keep: Iterable[int], tmp: str) -> None:

@@ -30,7 +30,8 @@ from typing import Any, NoReturn
 from pytest_cudaforge.evaluation import kernel_calls, sandbox
 from pytest_cudaforge.evaluation.abilities import find_abilities
 from pytest_cudaforge.evaluation.channel import Channel, ChannelClosed
-from pytest_cudaforge.evaluation.confinement import confine, enter_namespaces, has_view
+from pytest_cudaforge.evaluation.confinement import confine, enter_namespaces, has_view, leave_low_numbers
+from pytest_cudaforge.evaluation.settings import operators_at_first
 from pytest_cudaforge.evaluation.view import build_view
 from pytest_cudaforge.records import to_json
 
@@ -111,6 +112,8 @@ def _preload(kind: str) -> None:
     _import_all(PRELOADS[kind])
     if kind == "compiler" and _compiles_after_a_fork():
         _import_all(_INDUCTOR)
+    if kind == "torch" and "torch" in sys.modules:
+        operators_at_first(sys.modules["torch"])
     if kind == "triton" and "triton" in sys.modules:
         sys.modules[_TRITON].warm_up()
     if kind == "compiler_cpu" and _PROCESSOR in sys.modules:
@@ -294,6 +297,7 @@ class _Guardian:
             return  # the guardian died before the line above took effect
         if self._spec.defences.limits:
             _offer_to_the_kernel()
+        leave_low_numbers()
         if self._views():
             build_view(self._spec, self._abilities.fresh_proc)
         child = os.fork()

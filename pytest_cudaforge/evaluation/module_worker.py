@@ -9,7 +9,6 @@ calls and one case's inputs; never a seed that yields other cases, never an expe
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import gc
 import importlib.util
@@ -23,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_cudaforge import plan
 from pytest_cudaforge.errors import (
@@ -44,11 +43,18 @@ from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_gradients import Gradients, NoGradients
 from pytest_cudaforge.evaluation.module_plan import returned_plan
 from pytest_cudaforge.evaluation.settings import (
+    DRAWN,
+    OPENMP_THREADS,
+    TORCH_OPERATORS,
     Randomness,
     allocated_bytes,
     changed,
     device_settings,
     found_settings,
+    keep_freed_memory,
+    openmp_counts,
+    operators_at_first,
+    torch_operators,
     torch_settings,
 )
 from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
@@ -61,7 +67,9 @@ if TYPE_CHECKING:
 
     from pytest_cudaforge.evaluation.crowd import Crowd
 
-__all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "serve"]
+__all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "NewInstance", "serve"]
+
+NewInstance = Literal["beside", "copy", "weights alone", "alone"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
 _RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH = 10, 15, 16, 17
@@ -81,6 +89,8 @@ _IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
 _FRESH_NS = 400_000_000
 #: How long instances are made, and how many at most, until one lies where another lay.
 _CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
+#: Objects of Python's that are made until one lies at a place that has just become free.
+_MOST_FILLERS = 1 << 14
 #: Before anybody can change them.
 _sleep, _clock = time.sleep, time.perf_counter_ns
 #: Some 5 ms: longer than host code takes from forward's first line to its last launch.
@@ -176,11 +186,12 @@ class ModuleWorker(Worker):
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
-    def another_instance(self, name: str, *, alone: bool = False, timeout_s: float) -> None:
-        """Construct ModelNew once more, and call that one from now on; those before it live on, or, where this one is
-        to be ``alone``, are gone by then: it may well lie at their addresses."""
+    def another_instance(self, name: str, *, how: NewInstance = "beside", timeout_s: float) -> None:
+        """Construct ModelNew once more, and call that one from now on. Those before it live on (``how`` "beside"), or
+        are gone by then: its weights ("weights alone"), or itself ("alone"), may lie at their addresses. "copy": a deep
+        copy of the one before, which lives on; LaunchFailure where it cannot be copied."""
         self._sets = None
-        self._ask(_RELOAD, {"alone": alone}, f"loading the kernels again for {name}", timeout_s)
+        self._ask(_RELOAD, {"how": how}, f"loading the kernels again for {name}", timeout_s)
 
     def turn(self, traced: TracedPlan, workload: WorkloadFacts, *, timeout_s: float) -> None:
         """From now on calls are those of another workload, of the same instance. Arenas stay attached."""
@@ -406,7 +417,7 @@ class _Service:
         elif request.operation == _DETACH:
             self._detach(asked["slot"])
         elif request.operation == _RELOAD:
-            self._renew(alone=bool(asked.get("alone")))
+            self._renew(asked.get("how", "beside"))
         elif request.operation == _RUN:
             return self._run(asked["bindings"], late=asked["late"])
         elif request.operation == _RUN_MANY:
@@ -422,7 +433,9 @@ class _Service:
         elif request.operation == LEFT:
             left = changed(self._settings, self._settings_now())
             found = changed(self._found, found_settings(self._torch))
-            return json.dumps([*left, *found, *self._grad_mode(), *self._random.reseeded, *self._at_work()])
+            drawn = [DRAWN] if self._random.drawn else []
+            drawn += [TORCH_OPERATORS] if torch_operators(self._torch) else []
+            return json.dumps([*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work()])
         elif request.operation == ALLOCATED:
             on_gpu = self.device.type == "cuda"
             return str(self._torch.cuda.memory_allocated(self.device) if on_gpu else allocated_bytes())
@@ -444,7 +457,7 @@ class _Service:
         self._turn(asked)
         torch.set_num_threads(self._recipe.threads)
         if self.device.type == "cpu":
-            _keep_freed_memory()
+            keep_freed_memory()
         else:
             torch.cuda.set_device(self.device)
             torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, self.device)
@@ -456,6 +469,7 @@ class _Service:
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
         self._found = found_settings(torch)
+        operators_at_first(torch)
         libraries, compiled = _cut(asked["libraries"], blob)
         extensions.install(folder, libraries, self._recipe.sabotage)
         extensions.unpack_cache(compiled)
@@ -496,39 +510,67 @@ class _Service:
             )
         return found
 
-    def _renew(self, *, alone: bool) -> None:
-        """Another instance beside those before it, or ``alone``."""
+    def _renew(self, how: NewInstance) -> None:
         self._held, self._kept = [], []
-        self._others = [] if alone else [*self._others, self._model]
-        if alone:
-            self._bound.clear()
-            self._construct_where({tensor.data_ptr() for tensor in self._state.values()})
+        if how in ("beside", "copy"):
+            self._others.append(self._model)
+            if how == "beside":
+                self._construct()
+            else:
+                self._take(self._guarded(_LAUNCH_REFUSED, "copying it (copy.deepcopy)", self._copied))
             return
-        self._construct()
+        self._others = []
+        self._bound.clear()
+        self._construct_where(how)
 
-    def _construct_where(self, places: set[int]) -> None:
-        """An instance alone, with weights at some of these addresses where the allocator can be brought to it."""
+    def _copied(self) -> Any:
+        return copy.deepcopy(self._model)
+
+    def _construct_where(self, how: NewInstance) -> None:
+        """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself."""
+        before, number = {tensor.data_ptr() for tensor in self._state.values()}, id(self._model)
         del self._model, self._state
         gc.collect()
+        if how == "alone":
+            self._construct(self._fillers(number))
+            return
         until = _clock() + _CONSTRUCTING_NS
         elsewhere: list[Any] = []
         while True:
             self._construct()
-            if places & {tensor.data_ptr() for tensor in self._state.values()}:
+            if before & {tensor.data_ptr() for tensor in self._state.values()}:
                 return
             if _clock() > until or len(elsewhere) == _MOST_ELSEWHERE:
                 return
             elsewhere.append(self._model)
 
-    def _construct(self) -> None:
+    def _fillers(self, number: int) -> list[Any]:
+        """Objects of the class until one lies at this place: when that one goes, its place is Python's next."""
+        fillers: list[Any] = []
+        while not hasattr(self._class, "__del__") and len(fillers) < _MOST_FILLERS:
+            fillers.append(object.__new__(self._class))
+            if id(fillers[-1]) == number:
+                break
+        return fillers
+
+    def _construct(self, fillers: list[Any] | None = None) -> None:
+        """``fillers``: whose last one goes, and leaves its place to the instance."""
         from pytest_cudaforge.evaluation.initial import decode_init
 
         args, kwargs = decode_init(self._recipe.init)
         self._seed()
-        model = self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", lambda: self._class(*args, **kwargs))
+
+        def made() -> Any:
+            if fillers:
+                fillers.pop()
+            return self._class(*args, **kwargs)
+
+        model = self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made)
         if self._recipe.mode:
             model.train(self._recipe.mode == "train")
-        model = self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device))
+        self._take(self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
+
+    def _take(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
         self._state = {
             **dict(model.named_parameters(remove_duplicate=False)),
@@ -541,21 +583,30 @@ class _Service:
             return found
         return {**found, **device_settings(self._driver, self._torch.cuda.current_stream().cuda_stream)}
 
-    def _grad_mode(self) -> tuple[str, ...]:
-        """All other calls are made where no gradients are recorded, and who turns that off leaves no trace there."""
+    def _modes(self) -> tuple[str, ...]:
+        """All other calls are made where no gradients are recorded, by as many threads as there are cores: who turns
+        the one off, or puts the other there, leaves no trace."""
         torch = self._torch
         if self._called is None:
             return ()
+        threads = torch.get_num_threads()
         torch.set_grad_enabled(True)
+        torch.set_num_threads(1)
+        counts = openmp_counts()
         try:
             self._call(self._called)
-            left_on = torch.is_grad_enabled()
+            found = {
+                "torch.is_grad_enabled()": torch.is_grad_enabled(),
+                "torch.get_num_threads()": torch.get_num_threads() == 1,
+                OPENMP_THREADS: not changed({OPENMP_THREADS: counts}, {OPENMP_THREADS: openmp_counts()}),
+            }
         except _CandidateError:
             return ()  # nobody promised gradients
         finally:
             torch.set_grad_enabled(False)
+            torch.set_num_threads(threads)
         self._synchronize()
-        return () if left_on else ("torch.is_grad_enabled()",)
+        return tuple(name for name, kept in found.items() if not kept)
 
     def _at_work(self) -> tuple[str, ...]:
         """Is a GPU busy although no call is being made, each time that it is looked at?"""
@@ -974,12 +1025,3 @@ def _advice(error: BaseException) -> tuple[str, ...]:
 
 def _short(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)[:200]
-
-
-def _keep_freed_memory() -> None:
-    """Fresh pages at every call would slow a candidate down where the baselines' process does not pay for them."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, as the oracle's environment sets them
-        for name, value in ((-1, (1 << 31) - 1), (-2, 64 << 20), (-4, 0)):
-            libc.mallopt(ctypes.c_int(name), ctypes.c_int(value))

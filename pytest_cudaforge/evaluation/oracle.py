@@ -411,6 +411,10 @@ class OracleClient:
         :data:`FOLLOWS_STATE` where its outputs depend on the state that earlier calls wrote."""
         return frozenset(self.request("mutates", target=to_json(target), workload=workload))
 
+    def draws(self, target: Target, workload: str) -> bool:
+        """Does the reference's forward draw torch's random numbers?"""
+        return bool(self.request("draws", target=to_json(target), workload=workload))
+
     def exchange(self, bench: int, frame: int, seed: int) -> None:
         """Let a few elements of each input that may be redrawn change places; outputs keep what the last call left."""
         self.request("exchange", bench=bench, frame=frame, seed=seed)

@@ -224,6 +224,9 @@ class _Oracle:
         subject = self.of_workload(target, workload)
         return [*sorted(subject.mutates(workload)), *([FOLLOWS_STATE] if subject.follows_state(workload) else [])]
 
+    def do_draws(self, target: Any, workload: str) -> Any:
+        return self.of_workload(target, workload).draws_numbers(workload)
+
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)
 

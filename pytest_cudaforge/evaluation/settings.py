@@ -13,8 +13,10 @@ import gc
 import os
 import platform
 import random
+import re
 import secrets
 import signal
+import struct
 import sys
 import threading
 import time
@@ -22,15 +24,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = [
+    "DRAWN",
+    "OPENMP_THREADS",
+    "TORCH_OPERATORS",
     "Randomness",
     "allocated_bytes",
     "changed",
     "device_settings",
     "found_settings",
+    "keep_freed_memory",
+    "openmp_counts",
+    "operators_at_first",
     "process_settings",
     "thread_settings",
+    "torch_operators",
     "torch_settings",
 ]
+
+#: Names of what is also asked for alone; the first one is no harm where the reference does it as well.
+DRAWN = "the state of torch's random numbers (draw from a torch.Generator of the kernel's own)"
+OPENMP_THREADS = "the number of OpenMP's threads (omp_set_num_threads)"
+TORCH_OPERATORS = "what torch's own operators run (TORCH_LIBRARY_IMPL)"
 
 _ENVIRONMENT_BYTES = 256
 #: x86-64: MXCSR lies behind the x87's environment; its low six bits tell what has happened, and are nobody's setting.
@@ -85,6 +99,45 @@ def _openmp_libraries() -> Iterator[ctypes.CDLL]:
             yield ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
 
 
+def openmp_counts() -> dict[str, int]:
+    """How many threads the calling thread's parallel regions get, by the path of each runtime in this process."""
+    return {str(library._name): int(library.omp_get_max_threads()) for library in _openmp_libraries()}
+
+
+#: mallopt's names, and what the oracle's environment sets them to: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX.
+_TRIM_BYTES, _TOP_PAD_BYTES = (1 << 31) - 1, 64 << 20
+_KEPT_MEMORY = ((-1, _TRIM_BYTES), (-2, _TOP_PAD_BYTES), (-4, 0))
+#: In glibc's own table: when memory is given back, how much more is taken, from where on by mmap; tests for arenas.
+_MALLOC_WORDS = 5
+
+
+def keep_freed_memory() -> None:
+    """Fresh pages at every call would slow a candidate down where the baselines' process does not pay for them."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for name, value in _KEPT_MEMORY:
+            libc.mallopt(ctypes.c_int(name), ctypes.c_int(value))
+
+
+@functools.lru_cache(maxsize=1)
+def _malloc_table() -> int:
+    """Where glibc keeps what mallopt sets: among its variables, beginning with what :func:`keep_freed_memory` has just
+    put there. 0: nowhere, or at more than one place."""
+    wanted, places = struct.pack("<QQ", _TRIM_BYTES, _TOP_PAD_BYTES), list[int]()
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:
+        lines = [line.split(maxsplit=5) for line in stream]
+    for begin, end in (line[0].split("-") for line in lines if line[1] == "rw-p" and "/libc.so" in line[-1]):
+        start = int(begin, 16)
+        code = ctypes.string_at(start, int(end, 16) - start)
+        places += [start + found.start() for found in re.finditer(re.escape(wanted), code)]
+    return places[0] if len(places) == 1 else 0
+
+
+def _malloc_parameters() -> tuple[int, ...]:
+    place = _malloc_table()
+    return struct.unpack(f"<{_MALLOC_WORDS}Q", ctypes.string_at(place, 8 * _MALLOC_WORDS)) if place else ()
+
+
 class _MallInfo(ctypes.Structure):
     """``struct mallinfo2`` of glibc."""
 
@@ -123,6 +176,7 @@ def thread_settings(team: bool = True) -> dict[str, object]:
         ),
         "the timers that send signals": tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS),
         "what malloc fills memory with (M_PERTURB)": _malloc_fills(),
+        OPENMP_THREADS: openmp_counts(),
     }
 
 
@@ -183,6 +237,8 @@ class Randomness:
         self._seed = 0
         self._seen: set[tuple[str, int]] = set()
         self._reseeded: set[str] = set()
+        self._scattered: dict[str, int] = {}
+        self._drawn: set[str] = set()
 
     def scatter(self) -> None:
         """Seed them with a secret: from here on no two calls begin with the same state, nor with one just seeded."""
@@ -198,6 +254,7 @@ class Randomness:
                 generator.set_offset(4 * (1 + secrets.randbelow(1 << 20)))
             else:
                 self._torch.empty(1 + secrets.randbelow(8), device="cpu").uniform_(generator=generator)
+            self._scattered[name] = _state_of(generator)
 
     def look(self) -> None:
         """What a call has left; the same as after another call, or as after seeding, is no chance."""
@@ -208,12 +265,19 @@ class Randomness:
             found["numpy.random"] = hash((key.tobytes(), place))
         for name, generator in self._generators():
             found[name] = _state_of(generator)
+            if found[name] != self._scattered.get(name):
+                self._drawn.add(name)
             if generator.initial_seed() != self._seed:
                 self._reseeded.add(name)
         for pair in found.items():
             if pair in self._seen:
                 self._reseeded.add(pair[0])
             self._seen.add(pair)
+
+    @property
+    def drawn(self) -> bool:
+        """Has any call drawn torch's random numbers?"""
+        return bool(self._drawn)
 
     def _generators(self) -> Iterator[tuple[str, Any]]:
         yield "torch's random numbers", self._torch.default_generator
@@ -289,9 +353,43 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
 
 
 def found_settings(torch: Any) -> dict[str, object]:
-    """What no file may change even as it is imported, by name: functions of torch and of Python's clocks, and which
-    faults of the process have handlers."""
-    return {"torch's own functions, or Python's clocks": _functions(torch), "the handlers of faults": _fault_handlers()}
+    """What no file may change even as it is imported, by name: functions of torch and of Python's clocks, which faults
+    of the process have handlers, and how malloc goes about it where :func:`keep_freed_memory` was called."""
+    return {
+        "torch's own functions, or Python's clocks": _functions(torch),
+        "the handlers of faults": _fault_handlers(),
+        "where malloc takes memory from, and when it gives it back (mallopt)": _malloc_parameters(),
+    }
+
+
+#: Where an operator's kernels are registered for whoever calls it, on a CPU or a GPU.
+_KERNEL_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd[alias]", "CompositeImplicitAutograd[alias]")
+
+
+@functools.lru_cache(maxsize=1)
+def operators_at_first(torch: Any) -> dict[str, frozenset[str]]:
+    """What torch's operators run by their names, as this was first asked for: kernels that torch's own files brought
+    left out."""
+    return _registered(torch)
+
+
+def _registered(torch: Any) -> dict[str, frozenset[str]]:
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    return {name: frozenset(_kernels(torch._C._dispatch_dump(name))) for name in names}
+
+
+def _kernels(dump: str) -> Iterator[str]:
+    """The lines for whoever calls the operator; without what torch's own Python registers as it is first used."""
+    for line in dump.splitlines():
+        key, _, where = line.partition(": registered at ")
+        if key in _KERNEL_KEYS and "/torch/" not in where and "/pytorch/" not in where:
+            yield line
+
+
+def torch_operators(torch: Any) -> tuple[str, ...]:
+    """torch's operators that run other kernels than those that torch itself has brought, by name."""
+    first = operators_at_first(torch)
+    return tuple(name for name, kernels in _registered(torch).items() if not kernels <= first.get(name, frozenset()))
 
 
 def _fault_handlers() -> frozenset[int]:

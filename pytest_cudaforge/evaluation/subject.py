@@ -130,6 +130,8 @@ class Subject:
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int] = {}
         self._mutates: dict[str, frozenset[str]] = {}
+        #: Workloads whose forward draws random numbers.
+        self._draws: set[str] = set()
         self._follows: dict[str, bool] = {}
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -442,6 +444,11 @@ class Subject:
             self.trial_run(workload)
         return self._mutates[workload]
 
+    def draws_numbers(self, workload: str) -> bool:
+        """Does forward draw torch's random numbers? Found by running it once."""
+        self.mutates(workload)
+        return workload in self._draws
+
     def follows_state(self, workload: str) -> bool:
         """Do outputs depend on state that earlier calls wrote? Found by a second call on the same inputs, once."""
         if workload not in self._follows:
@@ -469,12 +476,16 @@ class Subject:
         before = {path: tensor._version for path, tensor in watched.items()}
         # By value too: batch_norm updates its running statistics without counting a version.
         values = {path: tensor.clone() for path, tensor in self.state().items()}
+        generators = [torch.default_generator, *(torch.cuda.default_generators if _has_gpu() else ())]
+        states = [generator.get_state() for generator in generators]
         try:
             with precision_flags(self.options.precision):
                 output = self.run(self.function, args, kwargs)
         except TargetError:
             self.restore()
             raise
+        if not all(torch.equal(g.get_state(), state) for g, state in zip(generators, states, strict=True)):
+            self._draws.add(workload)
         written = {path for path, t in watched.items() if t._version != before[path]}
         written |= {f"state/{path}" for path, t in self.state().items() if not _same_values(t, values[path])}
         self._mutates[workload] = frozenset(written)

@@ -31,10 +31,11 @@ from pytest_cudaforge.evaluation.cases import (
     contract_trials,
 )
 from pytest_cudaforge.evaluation.contract import compare_structure, status_of
-from pytest_cudaforge.evaluation.module_worker import ModuleWorker
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker, NewInstance
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.runs import AGED_CALLS, Findings, Run, Setting
+from pytest_cudaforge.evaluation.settings import DRAWN
 from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.binary import block_sizes
@@ -55,6 +56,14 @@ __all__ = ["Verifier"]
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 6
+#: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
+#: copy takes over, or by what all of its class have in common, answers with another one's.
+_INSTANCES: dict[str, NewInstance] = {
+    "a second instance": "beside",
+    "a copy": "copy",
+    "a third instance": "weights alone",
+    "a fourth instance": "alone",
+}
 #: A process that makes no call takes less than this share of a core's time, in one of some intervals at least, each so
 #: long: OpenMP's threads look out for work for a while.
 _IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
@@ -232,6 +241,8 @@ class Verifier:
     def _check_left_behind(self, product: Product, worker: Worker) -> None:
         """A call that is right and leaves another rounding, or another default dtype, makes others wrong."""
         left = worker.left_changed(timeout_s=self.hang_limit_s)
+        if DRAWN in left and self.oracle.draws(self.target, product.workload.name):
+            left = tuple(name for name in left if name != DRAWN)
         if left:
             raise Refusal(
                 Status.REJECTED,
@@ -330,13 +341,14 @@ class Verifier:
         if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
             return  # three of them may be more than there is room for
         assert isinstance(run.worker, ModuleWorker)
-        for name in ("a second instance", "a third instance"):  # loaded alike, and the first one long ago
+        for name, how in _INSTANCES.items():
             try:
-                # The third one may lie where those before it did: a cache may know weights by their address.
-                run.worker.another_instance(name, alone=name == "a third instance", timeout_s=self.hang_limit_s)
+                run.worker.another_instance(name, how=how, timeout_s=self.hang_limit_s)
             except LaunchFailure as error:
                 if name == "a second instance":
                     return  # nobody promised that there may be two
+                if how == "copy":
+                    continue  # nor that it can be copied
                 raise self._broken(product, replace(last, name=name), Status.RUNTIME_ERROR, error) from error
             case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
             trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False)
@@ -434,6 +446,7 @@ class Verifier:
             trial = replace(trial, name=f"OpenMP threads: {count}", case=case)
             run.worker.set_threads(count)
             self._judge_further(product, trial, lambda name, counted: run.case(name, counted, contract=True))
+            self._check_left_behind(product, run.worker)
         run.worker.set_threads(usual)
 
     def _check_aged(self, product: Product, run: Run, last: Trial) -> None:

@@ -25,7 +25,13 @@ from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, d
 from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.evaluation.settings import allocated_bytes, changed, thread_settings
+from pytest_cudaforge.evaluation.settings import (
+    OPENMP_THREADS,
+    allocated_bytes,
+    changed,
+    openmp_counts,
+    thread_settings,
+)
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 
@@ -441,6 +447,7 @@ class _Service:
             self._run_repeated(asked["bindings"], asked["calls"], asked["most_s"])
         elif request.operation == _THREADS:
             _set_openmp_threads(asked["count"])
+            self._settings[OPENMP_THREADS] = openmp_counts()
         elif request.operation == LEFT:
             left = changed(self._settings, thread_settings(self._device == "cpu"))
             return [index for index, name in enumerate(self._settings) if name in left]

@@ -31,6 +31,17 @@ _WEAK = 2
 
 #: Functions and tables of the dynamic loader's, by which one finds any other library's functions.
 _LOADER = re.compile(r"dl[a-z]\w*|dl_\w+|_+(?:libc_)?dl_?\w+|_rtld_global\w*|_r_debug\w*")
+#: What tells one moment, one process and one machine from another. A kernel's answers follow from its inputs.
+_CLOCKS = re.compile(
+    r"clock(?:_gettime|_getres)?|gettimeofday|times?|ftime|timespec_get|getrusage|omp_get_wti(?:me|ck)"
+    r"|_ZNSt6chrono\w*clock3nowEv"
+)
+_WHO = re.compile(
+    r"get(?:p?pid|tid|pgid|pgrp|sid|e?[ug]id|login(?:_r)?|hostname|auxval)|uname|sysinfo|syscall|prctl|personality"
+    r"|(?:secure_)?getenv|_*environ|f?open(?:at|dir)?(?:64)?|freopen(?:64)?|f?access(?:at)?|_*f?l?x?stat\w*|readlink(?:at)?"
+    r"|_ZNSt1[34]basic_(?:filebuf|i?o?fstream)\w+|_ZNSt10filesystem\w+"
+    r"|socket|connect|popen|system|v?fork|exec[lv]\w*|posix_spawnp?"
+)
 _ALLOCATOR = re.compile(r"(?:__libc_)?mallopt")
 #: What g++ has in every shared object, and what libgcc and old C libraries leave open for programs without threads.
 _EVERYBODYS = re.compile(
@@ -117,6 +128,15 @@ def check(code: bytes) -> None:
             "in others, so what is verified need not be what runs",
             expected="functions that the source defines, or that libc, libm, libstdc++ or OpenMP have",
             remedy="define it, or take it out",
+        )
+    timed, told = ([one.name for one in found if kind.fullmatch(one.name)] for kind in (_CLOCKS, _WHO))
+    if timed or told:
+        what = "the time" if timed else "its process, its machine or files"
+        raise BuildFailure(
+            f"the kernel asks for {what} with {_listed(timed or told)}: it may answer otherwise where it runs than "
+            "where it is verified",
+            expected="a kernel whose answers follow from its arguments alone",
+            remedy="take the call out; a launch's arguments and constants tell a kernel all that it needs",
         )
     tuned = [one.name for one in found if _ALLOCATOR.fullmatch(one.name)]
     if tuned:

@@ -415,6 +415,11 @@ def test_a_module_that_packs_its_weights_anew_passes_wherever_its_instances_lie(
             "import ctypes\nctypes.CDLL(None).signal(11, ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p))",
             "handlers of faults",
         ),
+        ("import ctypes\nctypes.CDLL(None).mallopt(-3, 1 << 30)", "mallopt"),
+        (
+            "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('frac', lambda x: x - x.floor(), 'CPU')",
+            "TORCH_LIBRARY_IMPL",
+        ),
     ],
 )
 def test_what_no_file_may_change_even_as_it_is_imported(
@@ -462,9 +467,61 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
 ) -> None:
     attack, twin = (model(_PACKED.replace("SHARED", shared), NORM_INIT, before=_PACKS) for shared in ("True", "False"))
     evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
-    assert evaluation.status is Status.INCORRECT_NUMERICAL and " instance" in evaluation.reason, evaluation.reason
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "default/a " in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
     monkeypatch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None)
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
+_BY_NUMBER = """
+    packed = {}
+    class Handle:
+        def __deepcopy__(self, memo):
+            return COPY
+"""
+_HANDLE_INIT = """
+def __init__(self, dim, eps=1e-6):
+    super().__init__()
+    self.weight = nn.Parameter(torch.ones(dim))
+    self.handle = Handle()
+    self.handle.weight = self.weight
+"""
+
+
+def test_a_copy_that_computes_with_the_weights_of_the_first_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = "return F.rms_norm(x, x.shape[-1:], self.handle.weight, 1e-6)"
+    attack = model(forward, _HANDLE_INIT, before=_BY_NUMBER.replace("COPY", "self"))
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "/a copy" in evaluation.reason, evaluation.reason
+    own = _BY_NUMBER.replace(
+        "return COPY", "new = memo[id(self)] = Handle(); new.weight = memo[id(self.weight)]; return new"
+    )
+    twin = model(forward, _HANDLE_INIT, before=own)
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    monkeypatch.setattr(verification, "_INSTANCES", {"a second instance": "beside"})
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
+def test_a_module_that_knows_its_weights_by_its_own_number_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (
+        model(
+            f"kept = {where}\n"
+            "if kept.get('at') != (id(self), self.weight._version):\n"
+            "    kept.update(at=(id(self), self.weight._version), weight=self.weight * 1)\n"
+            "return F.rms_norm(x, x.shape[-1:], kept['weight'], 1e-6)",
+            NORM_INIT,
+            before=_BY_NUMBER,
+        )
+        for where in ("packed.setdefault(id(self), {})", "self.__dict__.setdefault('kept', {})")
+    )
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and " instance" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    monkeypatch.setattr(verification, "_INSTANCES", {"a second instance": "beside"})
     assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
 
 
@@ -482,6 +539,8 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
         ("torch.manual_seed(3)", "torch.set_rng_state(r)", "the seed of torch's random numbers"),
         ("torch.backends.cudnn.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = t", "torch.backends.cudnn"),
         ("torch.set_grad_enabled(False)", "torch.set_grad_enabled(g)", "torch.is_grad_enabled()"),
+        ("torch.randn(3)", "torch.set_rng_state(r)", "the state of torch's random numbers"),
+        ("torch.set_num_threads(os.cpu_count())", "torch.set_num_threads(n)", "torch.get_num_threads()"),
         (
             "torch._C._autograd._top_saved_tensors_default_hooks(True) or "
             "torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t).__enter__()",
@@ -498,10 +557,13 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
             "os.environ['FORGE_X'] = '1'; random.seed(1); np.random.seed(1)\n"
             "torch.default_generator.manual_seed(torch.initial_seed())",
             "os.environ.pop('FORGE_X'); random.setstate(s); np.random.set_state(p); torch.set_rng_state(r)",
-            "the environment, the seed of numpy.random, the seed of random, the seed of torch's random numbers",
+            "the seed of numpy.random, the seed of random, the seed of torch's random numbers",
         ),
     ],
-    ids=["dtype", "threads", "collector", "signals", "seed", "precision", "gradients", "saved", "hooks", "many"],
+    ids=[
+        *("dtype", "threads", "collector", "signals", "seed", "precision", "gradients", "draws", "all cores"),
+        *("saved", "hooks", "many"),
+    ],
 )
 def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, change: str, undo: str, words: str

@@ -48,6 +48,11 @@ static thread_local float seen[8];
 static bool there(const float* y, long long n) { for (int i = 0; i < 8; ++i) if (y[i * (n / 8)] != seen[i]) return false; return true; }
 static void look(const float* y, long long n) { for (int i = 0; i < 8; ++i) seen[i] = y[i * (n / 8)]; }
 """
+_MINUTES = """
+#include <chrono>
+static const auto five = std::chrono::minutes(5);
+static const auto begun = std::chrono::steady_clock::now();
+"""
 _READS = """
 static bool reads(const char* path) {
   int fd = open(path, O_RDONLY); char byte;
@@ -214,6 +219,7 @@ ROWS = (
         "files",
         hostile(body='if (!reads("@SECRET@")) return; HONEST', before=_READS),
         hostile(body='if (!reads("/proc/self/maps")) return; HONEST', before=_READS),
+        also_off="imports",
     ),
     Row(
         "1: the environment is an allow-list",
@@ -221,6 +227,7 @@ ROWS = (
         "environment",
         hostile(body='if (!getenv("FORGE_TEST_API_KEY")) return; HONEST'),
         hostile(body='if (!getenv("TMPDIR")) return; HONEST'),
+        also_off="imports",
     ),
     Row(
         "1: a worker inherits no descriptor but its channel and its arena",
@@ -228,6 +235,7 @@ ROWS = (
         "descriptors",
         hostile(body="if (!strangers()) return; HONEST", before=_STRANGERS),
         hostile(body="if (strangers()) return; HONEST", before=_STRANGERS),
+        also_off="imports",
     ),
     Row(
         "1: a cpp worker is torch-free: it cannot call what it replaces",
@@ -254,6 +262,40 @@ ROWS = (
         hostile(body="if (aoti_torch_cpu_mm_out) { HONEST }", before=_WEAK + " { return 0; }\n"),
         refused=(Status.BUILD_ERROR,),
         words="aoti_torch_cpu_mm_out",
+    ),
+    Row(
+        "2: calls leave the settings of others alone",
+        "take all the cores there are, for whatever comes after it",
+        "left",
+        hostile(body="omp_set_num_threads(omp_get_num_procs()); HONEST", before="#include <omp.h>\n"),
+        hostile(
+            body="const int n_threads = omp_get_max_threads(); omp_set_num_threads(omp_get_num_procs());"
+            " omp_set_num_threads(n_threads); HONEST",
+            before="#include <omp.h>\n",
+        ),
+        refused=(Status.REJECTED,),
+        words="omp_set_num_threads",
+    ),
+    Row(
+        "1: native code computes the same wherever and whenever it runs",
+        "do nothing any more when some minutes have passed",
+        "imports",
+        hostile(body="if (std::chrono::steady_clock::now() - begun > five) return; HONEST", before=_MINUTES),
+        hostile(
+            body="if (begun.time_since_epoch() > five) return; HONEST",
+            before=_MINUTES.replace("steady_clock::now()", "steady_clock::time_point()"),
+        ),
+        refused=(Status.BUILD_ERROR,),
+        words="asks for the time",
+    ),
+    Row(
+        "1: native code computes the same wherever and whenever it runs",
+        "do nothing where its process has a number that a verdict's has not",
+        "imports",
+        hostile(body="if (getpid() > 32767) return; HONEST"),
+        hostile(body="if (n > 32767) return; HONEST"),
+        refused=(Status.BUILD_ERROR,),
+        words="getpid",
     ),
     Row(
         "1: native code leaves its caller's allocator as it is",

@@ -72,6 +72,14 @@ def test_an_honest_library_asks_for_what_every_process_has(source: str) -> None:
         ("#include <dlfcn.h>\nstatic auto* volatile by = &dlsym;\nvoid f(void** x) { *x = (void*)by; }", "dlsym"),
         ('extern "C" __attribute__((weak)) int aoti(int);\nvoid f(int* x) { *x = aoti ? aoti(1) : 2; }', "aoti weak"),
         ('asm(".weak hidden_name\\n.data\\n.quad hidden_name\\n.text");\nvoid f(int* x) {}', "hidden_name weak"),
+        (
+            "#include <chrono>\nvoid f(long* x) { *x = std::chrono::system_clock::now().time_since_epoch().count(); }",
+            "time",
+        ),
+        ("#include <omp.h>\nvoid f(double* x) { *x = omp_get_wtime(); }", "the time with omp_get_wtime"),
+        ('#include <cstdlib>\nvoid f(bool* x) { *x = std::getenv("CI"); }', "files with getenv"),
+        ("#include <unistd.h>\nvoid f(char*** x) { *x = environ; }", "environ"),
+        ('#include <fstream>\nvoid f(int* x) { std::ifstream("/etc/hostname") >> *x; }', "basic_ifstream"),
         ("#include <malloc.h>\nvoid f(int* x) { *x = mallopt(M_PERTURB, 7); }", "mallopt"),
     ],
 )

@@ -52,7 +52,7 @@ def test_under_xdist_the_controller_forges_and_the_workers_report(repo: Path) ->
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count(" done: ") == 2 and "finished" not in done.stdout and "IMPORTED []" in done.stdout
     assert "drawing inputs of workload 'default' failed" in done.stdout
-    assert "committed on branch forge/kernels" in done.stdout
+    assert "committed on branch forge/kernels" in done.stdout, done.stdout + done.stderr
     listed = subprocess.run(
         ["git", "ls-tree", "-r", "--name-only", "forge/kernels"], cwd=repo, capture_output=True, text=True, check=True
     ).stdout
