@@ -73,8 +73,9 @@ class TrialCase:
     weights_seed: int | None = None
     #: State paths that stay as constructed whatever the seed: a module candidate has no tensor of that name.
     kept: tuple[str, ...] = ()
-    #: State that forward writes is as the reference's first call left it.
-    advanced: bool = False
+    #: State that forward writes is as so many calls of the reference's left it: fewer where they take long, or where it
+    #: ceases to be finite.
+    advanced: int = 0
 
 
 @dataclass(frozen=True)

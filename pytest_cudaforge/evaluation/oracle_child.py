@@ -175,8 +175,8 @@ class _Oracle:
             found += taken
             if taken:
                 break
-        for name in tall_names(args, kwargs) if sizes and torch.device(self.device).type == "cuda" else ():
-            found += self._variants(subject, workload, [name])
+        for alike in tall_names(args, kwargs) if sizes and torch.device(self.device).type == "cuda" else ():
+            found += next(filter(None, (self._variants(subject, workload, [name]) for name in alike)), [])
         return found
 
     def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:

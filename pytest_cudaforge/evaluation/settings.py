@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib.util
 import os
 import platform
 import random
@@ -172,7 +173,7 @@ def thread_settings(team: bool = True) -> dict[str, object]:
         "the processors that its thread may run on": frozenset(os.sched_getaffinity(0)),
         "the signals that its thread has blocked": frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "the signals that are caught, or ignored": tuple(
-            _signals(which) - _LIBC_SIGNALS for which in ("SigCgt", "SigIgn")
+            _signals(which) - _LIBC_SIGNALS - _llvm_signals() for which in ("SigCgt", "SigIgn")
         ),
         "the timers that send signals": tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS),
         "what malloc fills memory with (M_PERTURB)": _malloc_fills(),
@@ -182,9 +183,17 @@ def thread_settings(team: bool = True) -> dict[str, object]:
 
 #: glibc's own, for threads that are cancelled or change their user.
 _LIBC_SIGNALS = frozenset({32, 33})
+#: What LLVM catches from the first kernel on that Triton compiles, so that a process that is ended leaves no file
+#: half written: SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE, SIGTERM, SIGXCPU, SIGXFSZ, SIGSYS.
+_LLVM_SIGNALS = frozenset({1, 2, 3, 10, 12, 13, 15, 24, 25, 31})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 #: A size that no other code asks for, so that nobody else's memory comes back.
 _FILLED_BYTES = 3 * 4096 + 136
+
+
+@functools.lru_cache(maxsize=1)
+def _llvm_signals() -> frozenset[int]:
+    return _LLVM_SIGNALS if importlib.util.find_spec("triton") is not None else frozenset()
 
 
 def _malloc_fills() -> bool:

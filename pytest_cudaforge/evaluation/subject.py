@@ -50,14 +50,24 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of, with_terms
 
-__all__ = ["INIT_SEED", "TYING", "Subject", "imported", "is_fatal", "options_asked", "seed_generators", "user_text"]
+__all__ = [
+    "INIT_SEED",
+    "TYING",
+    "WHOLE",
+    "Subject",
+    "imported",
+    "is_fatal",
+    "options_asked",
+    "seed_generators",
+    "user_text",
+]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
 TYING = ("integer", "faint")
-_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: The share of integers that rounding may have made others.
 _EDGES = 1e-3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
@@ -340,7 +350,7 @@ class Subject:
     ) -> bool:
         """Are there whole numbers among ``outputs``, and does each follow from the inputs' elements at its place? They
         have to stay where half of the other elements change."""
-        whole = {path: value for path, value in outputs.items() if value.dtype in _WHOLE}
+        whole = {path: value for path, value in outputs.items() if value.dtype in WHOLE}
         changing = [path for path, kind in structures.items() if kind == "generic"]
         shapes = {leaves[path].shape for path in changing}
         if not whole or any(value.shape not in shapes for value in whole.values()):
@@ -398,14 +408,14 @@ class Subject:
     def _breaks_ties(self, outputs: Mapping[str, torch.Tensor]) -> bool:
         """Is there an output that may be the place of a maximum, or an order, and is not declared as such?"""
         declared = {*self.options.index_outputs, *(f"out.{path}" for path in self.options.index_outputs)}
-        return any(value.dtype in _WHOLE and path not in declared for path, value in outputs.items())
+        return any(value.dtype in WHOLE and path not in declared for path, value in outputs.items())
 
     def _keeps_order(self, outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, Any], tree: Any) -> bool:
         """Are the integers among ``outputs`` those that fp64 gives, but for what falls upon a rounding's edge?"""
         wide = self._in_fp64(leaves, tree)
         if wide is None:
             return False
-        whole = [(value, wide[path]) for path, value in outputs.items() if value.dtype in _WHOLE]
+        whole = [(value, wide[path]) for path, value in outputs.items() if value.dtype in WHOLE]
         return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
 
     def _in_fp64(

@@ -74,6 +74,8 @@ _FAR, _FAR_ELEMENTS, _FAR_CALL = 16, 1 << 19, 2.5
 #: Beyond 65 535, the most blocks in a grid's second and third dimension; for so many sizes, with calls of so many
 #: elements, or times their own.
 _TALL, _MAX_TALL, _TALL_ELEMENTS, _TALL_CALL = (65_600, 75_000), 2, 1 << 22, 1.0
+#: ... and where no other size may change: enough for numbers of elements that floats have no room for.
+_TALL_MOST = 1 << 27
 #: What sizes are multiples of that are tried where the reference takes none of the others.
 _ROUND = (2, 4, 16, 64)
 _MAX_FIXED = 2
@@ -275,9 +277,11 @@ def tiny_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         yield f"{TINY} " + ", ".join(f"{old} -> {new}" for old, new in some)
 
 
-def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Names of variants with more rows than a grid has blocks in its second dimension, for the leading sizes: a kernel
-    that starts as many as fit and does no more than one row in each leaves the others undone."""
+    that starts as many as fit and does no more than one row in each leaves the others undone. For each size, those of
+    which the first one will do that the reference takes: all other sizes are few, or as drawn where a device has room.
+    """
     tensors, safe = _sizes(args, kwargs)
     room = max(_TALL_ELEMENTS, int(_TALL_CALL * sum(tensor.numel() for tensor in tensors)))
     for size in [size for size in safe if size < _TALL[0]][:_MAX_TALL]:
@@ -285,9 +289,11 @@ def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         few = [number for number in range(2, 10) if number != size]
         others = {other: _CHANCE.choice(few) for other in safe if other != size and other > 9}
         new = _CHANCE.randint(*_TALL)
-        if sum(_numel_with(tensor, {**others, size: new}) for tensor in tensors) <= room:
-            changes = {size: new, **others}
-            yield f"{TALL} " + ", ".join(f"{old} -> {less}" for old, less in changes.items())
+        ways = (({size: new, **others}, room), ({size: new}, max(room, _TALL_MOST)))
+        fitting = [way for way, most in ways if sum(_numel_with(tensor, way) for tensor in tensors) <= most]
+        names = [f"{TALL} " + ", ".join(f"{old} -> {less}" for old, less in way.items()) for way in fitting]
+        if names:
+            yield tuple(dict.fromkeys(names))
 
 
 def _numel_with(tensor: Tensor, changes: Mapping[int, int]) -> int:

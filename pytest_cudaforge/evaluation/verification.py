@@ -56,6 +56,8 @@ __all__ = ["Verifier"]
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 6
+#: How many calls of the reference's there were before a later one, at most.
+_LATER_CALLS = (300, 3000)
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {
@@ -296,12 +298,15 @@ class Verifier:
 
     def _check_second_call(self, product: Product, run: Run, last: Trial) -> None:
         """Where forward writes its state, from the state that the reference's first call leaves: a counter that is set
-        to one, and what is derived from the state as constructed, is right in a first call only."""
+        to one, and what is derived from the state as constructed, is right in a first call only. Then from what some
+        hundreds of the reference's calls leave: a table that is full, a correction that wears off."""
         if not any(path.startswith("state/") for path in self._mutated(product)):
             return
-        case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed, advanced=True)
-        trial = replace(last, name="a second call", case=case, calls_before=0, renewed=False, exchanged=False)
-        self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
+        later = secrets.SystemRandom().randrange(*_LATER_CALLS)
+        for name, calls in (("a second call", 1), ("a later call", later)):
+            case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed, advanced=calls)
+            trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False)
+            self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
 
     def _check_one_after_another(self, product: Product, run: Run, last: Trial) -> None:
         """New values in two frames, then a call in each without a pause, as a model makes them: a kernel that takes
@@ -603,8 +608,9 @@ class Verifier:
         """Is a variant worth a process of its own that says nothing of who does not take it?"""
         if not plan.steps:  # nothing of a module is dispatched to; but what its target promises
             return self.facts.strides == "any" if name.startswith(_STRIDED) else self.facts.dynamic
-        # A grid's first dimension is as long as any tensor.
-        return not name.startswith(_TALL) or any(max(launch.grid[1:], default=1) > 1 for launch in plan.launches)
+        # A grid's first dimension is as long as any tensor, but what is counted in it may have no room for as many.
+        deep = any(max(launch.grid[1:], default=1) > 1 for launch in plan.launches)
+        return not name.startswith(_TALL) or deep or self.facts.dynamic
 
     def _is_open(self, excluded: Guard, strided: bool) -> bool:
         """Whether such calls are in use although not drawn, or promised by the target whatever the guard says."""

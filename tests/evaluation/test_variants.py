@@ -258,11 +258,15 @@ def test_all_sizes_become_tiny_at_once_or_one_by_one() -> None:
 
 def test_there_may_be_more_rows_than_blocks_in_a_grids_second_dimension() -> None:
     x, bias = torch.randn(512, 480, 3), torch.randn(480)
-    rows, cols = tall_names((x, bias), {})
+    (rows, _), (cols, _) = tall_names((x, bias), {})
     (high, less), _ = apply_variant(rows, (x, bias), {})
     assert high.shape[0] > 65_535 and high.shape[1] == less.shape[0] < 10 and high.shape[2] == 3
     (wide, more), _ = apply_variant(cols, (x, bias), {})
     assert wide.shape[0] < 10 and wide.shape[1] == more.shape[0] > 65_535
+    # Where the reference takes no other width than its weights' own: as drawn, as long as there is room.
+    (_, alone), _ = tall_names((torch.randn(512, 1024),), {})
+    ((whole,), _) = apply_variant(alone, (torch.randn(512, 1024),), {})
+    assert whole.shape[0] > 65_535 and whole.shape[1] == 1024
     # Nor is a call made that is far larger than those drawn.
     assert not list(tall_names((torch.randn(2, 3, 4, 5, 6, 7, 8, 9),), {}))
 
@@ -271,7 +275,7 @@ def test_no_size_shrinks_to_the_one_that_grows() -> None:
     """A batch of 3 and 517 rows: both became 70001, 69 GiB of them."""
     x = torch.empty(3, 517, 64)
     for _ in range(40):
-        for name in tall_names((x,), {}):
+        for name in (names[0] for names in tall_names((x,), {})):
             ((changed,), _) = apply_variant(name, (x,), {})
             assert sorted(changed.shape)[1] < 10, name
 
