@@ -175,8 +175,9 @@ class _Oracle:
             found += taken
             if taken:
                 break
-        for alike in tall_names(args, kwargs) if sizes and torch.device(self.device).type == "cuda" else ():
-            found += next(filter(None, (self._variants(subject, workload, [name]) for name in alike)), [])
+        for ways in tall_names(args, kwargs) if sizes and torch.device(self.device).type == "cuda" else ():
+            some = (self._variants(subject, workload, [name]) for name in ways)
+            found += next((facts for facts in some if facts), [])
         return found
 
     def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:

@@ -112,7 +112,7 @@ class Run:
         self.device_kind, self.hang_limit_s = setting.device_kind, setting.hang_limit_s
         self.product, self.layout = product, layout
         self.bench, self.arena, self.worker, self.slot = bench, arena, worker, slot
-        self._weights: tuple[int | None, bool, bool] | None = None
+        self._weights: tuple[int | None, bool, int] | None = None
         self._sealed: tuple[int, frozenset[str]] | None = None
 
     def seal(self, written: frozenset[str]) -> None:
@@ -145,6 +145,10 @@ class Run:
             steps.append(min(room - sum(steps), chance.randrange(age, 2 * age)))
         wraps = 0 < found.wrap_calls <= _MOST_AGE and found.most_calls == _MOST_AGE
         return [*(step for step in steps if step > 0), *([None] if wraps else [])]
+
+    def call(self, frame: int) -> None:
+        """One call on what lies in the frame; nobody looks at its outputs."""
+        self.worker.run_many([self._bindings(frame)], 1, timeout_s=self.hang_limit_s)
 
     def _call_often(self, frame: int, calls: int) -> None:
         """``calls`` calls in ``frame``, fewer where they take long; nobody looks at their outputs."""

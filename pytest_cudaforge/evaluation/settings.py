@@ -91,11 +91,30 @@ def _floating_points() -> frozenset[int]:
     return frozenset(found)
 
 
+class _Loaded(ctypes.Structure):
+    """How ``struct dl_phdr_info`` begins."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
+_LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
+
+
+def _loaded_paths() -> set[str]:
+    """Of the shared objects in this process, without opening a file: a candidate may have left no descriptor."""
+    found: set[str] = set()
+
+    def look(loaded: Any, _: int, __: object) -> int:
+        found.add(os.fsdecode(loaded.contents.name or b""))
+        return 0
+
+    ctypes.CDLL(None).dl_iterate_phdr(_LOOK(look), None)
+    return found
+
+
 def _openmp_libraries() -> Iterator[ctypes.CDLL]:
     """Each GNU OpenMP runtime in this process: what kernels brought along, and torch's own copy."""
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:
-        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in stream if "/libgomp" in line}
-    for path in sorted(paths):
+    for path in sorted(path for path in _loaded_paths() if "/libgomp" in path):
         with contextlib.suppress(OSError):
             yield ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
 

@@ -198,7 +198,7 @@ class Verifier:
                     break
             if failed:
                 raise self._refusal(failed)
-            self._check_left_behind(product, run.worker)
+            self._check_left_behind(product, run, trials[-1])
             self._check_left_running(product, run.worker)
             if not _is_big(product.workload):
                 self._check_repeated(product, run, trials[-1])
@@ -240,9 +240,16 @@ class Verifier:
         except (WorkerFailure, LaunchFailure) as error:
             raise self._broken(product, trial, Status.RUNTIME_ERROR, error) from error
 
-    def _check_left_behind(self, product: Product, worker: Worker) -> None:
+    def _check_left_behind(self, product: Product, run: Run, last: Trial) -> None:
         """A call that is right and leaves another rounding, or another default dtype, makes others wrong."""
-        left = worker.left_changed(timeout_s=self.hang_limit_s)
+        if self.kitchen.device.kind == "cpu" and product.traced.main.steps:
+            # Who takes all cores leaves no trace where there were as many threads before.
+            usual = openmp_threads()
+            run.worker.set_threads(2 if usual == 1 else 1)
+            run.call(last.frame)
+        left = run.worker.left_changed(timeout_s=self.hang_limit_s)
+        if self.kitchen.device.kind == "cpu" and product.traced.main.steps:
+            run.worker.set_threads(usual)
         if DRAWN in left and self.oracle.draws(self.target, product.workload.name):
             left = tuple(name for name in left if name != DRAWN)
         if left:
@@ -451,7 +458,6 @@ class Verifier:
             trial = replace(trial, name=f"OpenMP threads: {count}", case=case)
             run.worker.set_threads(count)
             self._judge_further(product, trial, lambda name, counted: run.case(name, counted, contract=True))
-            self._check_left_behind(product, run.worker)
         run.worker.set_threads(usual)
 
     def _check_aged(self, product: Product, run: Run, last: Trial) -> None:

@@ -185,6 +185,7 @@ def quick(tmp_path: Path, guarded: ForkServers) -> Iterator[Evaluator]:
 def test_none_of_these_is_ever_a_pass_and_the_next_verdict_is_unharmed(
     quick: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    SWITCHES["imports"](monkeypatch)  # most of them would not be built
     assert Builder.compile.__kwdefaults__ is not None
     monkeypatch.setitem(Builder.compile.__kwdefaults__, "timeout_s", 6)
     target, failed = find(repo, "waves"), []
@@ -240,6 +241,7 @@ def test_no_candidate_plants_a_build(
     evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, servers_with: Servers
 ) -> None:
     """A kernel writes an honest build under the key of a wrong one; without the defence the wrong one then passes."""
+    SWITCHES["imports"](monkeypatch)  # it opens a file
     wrong, good = hostile(body="y[0] = 0; /* planted */"), hostile(body="HONEST /* seed of the plant */")
     target = find(repo, "waves")
     assert evaluator.evaluate(good, target, timing=False).passed
