@@ -583,7 +583,7 @@ def _independent(shape: tuple[int, ...], reduction: int) -> int:
     rows, elements = math.prod(shape[:-1]), math.prod(shape)
     if shape and reduction > shape[-1] and elements % reduction == 0:
         rows = min(rows, elements // reduction)
-    return rows if rows > 1 or 1 < reduction <= elements else elements
+    return rows if rows > 1 or reduction > 1 else elements
 
 
 def _judge_bias(path: str, sums: _Sums, limits: Tolerance, chance: float, ratio: float, kappa: float) -> list[Mismatch]:

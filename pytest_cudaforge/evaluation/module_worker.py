@@ -524,7 +524,17 @@ class _Service:
         self._construct_where(how)
 
     def _copied(self) -> Any:
-        return copy.deepcopy(self._model)
+        """A deep copy whose weights have been written oftener than those that it was copied from: a version that is the
+        same by chance says nothing. torch parts a copy's parameters from what shared their memory: of no use then."""
+        weights = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
+        own = (value for module in self._model.modules() for value in vars(module).values())
+        if any(isinstance(v, self._torch.Tensor) and v.untyped_storage().data_ptr() in weights for v in own):
+            raise ValueError("parts of it share its parameters' memory")
+        copied = copy.deepcopy(self._model)
+        for old, new in zip(self._model.parameters(), copied.parameters(), strict=True):
+            while new.is_floating_point() and new._version <= old._version:
+                new.mul_(1)
+        return copied
 
     def _construct_where(self, how: NewInstance) -> None:
         """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself."""

@@ -747,9 +747,9 @@ def plan(x):
     # -- time
     DeviceRow(
         "3: timed outputs are checked at calls chosen afterwards",
-        "rest from the fortieth place on, which no check uses",
+        "rest from the sixteenth place on, which no check uses",
         "judge",
-        device_kernel(before=_SEEN, tick="rest = find_place(y) > 40;", body=_RESTING),
+        device_kernel(before=_SEEN, tick="rest = find_place(y) > 15;", body=_RESTING),
         _BOOKKEEPER,
         refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
         words="of a timed call is wrong",

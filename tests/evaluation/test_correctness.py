@@ -229,12 +229,22 @@ def test_half_output_with_one_percent_missing_is_caught_by_its_bias() -> None:
 def test_errors_of_sums_with_addends_alike_may_lie_on_one_side() -> None:
     """Merged means of rows at 450 and at -450, of each of 512 channels: the share 1/3 is rounded in all of them."""
     torch.manual_seed(0)
-    oracle = torch.randn(512, dtype=torch.float64) * 0.01
-    reference = oracle + 8e-8 * torch.randn(512, dtype=torch.float64)
-    candidate = oracle + 1.2e-6 + 1e-6 * torch.randn(512, dtype=torch.float64)
+    oracle = torch.randn(512, 1, dtype=torch.float64) * 0.01
+    reference = oracle + 8e-8 * torch.randn(512, 1, dtype=torch.float64)
+    candidate = oracle + 1.2e-6 + 1e-6 * torch.randn(512, 1, dtype=torch.float64)
     one_sided = judge_output("out", candidate.float(), reference.float(), oracle, Rule(16384))
     assert [m.kind for m in one_sided.mismatches] == ["bias"]
     assert not judge_output("out", candidate.float(), reference.float(), oracle, Rule(16384, alike=True)).mismatches
+
+
+def test_sums_into_one_row_may_share_the_errors_of_their_terms() -> None:
+    """A gain's gradient: each channel's sum runs over all rows, and a row's rounded mean is in all of them."""
+    torch.manual_seed(0)
+    oracle = torch.randn(512, dtype=torch.float64)
+    shared, own = 5e-6, 2e-6 * torch.randn(512, dtype=torch.float64)
+    reference = oracle + 1e-6 * torch.randn(512, dtype=torch.float64)
+    assert not judge_output("out", (oracle + shared + own).float(), reference.float(), oracle, Rule(8192)).mismatches
+    assert judge_output("out", (oracle + 50 * shared).float(), reference.float(), oracle, Rule(8192)).mismatches
 
 
 def test_destroyed_last_row_is_named() -> None:

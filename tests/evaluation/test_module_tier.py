@@ -151,7 +151,8 @@ def test_two_answers_in_one_place_are_not_the_references(lenient: Evaluator, rep
         ("torch.manual_seed(3)", "random numbers"),
         ("import gc; gc.disable()", "garbage collector"),
         ("torch.nn.functional.linear = len", "torch's own functions"),
-        ("torch.rand(3)", ""),
+        ("torch.rand(3)", "torch.Generator of the kernel's own"),
+        ("torch.rand(3, generator=torch.Generator())", ""),
     ],
 )
 def test_a_call_leaves_the_program_as_it_was(lenient: Evaluator, repo: Path, act: str, words: str) -> None:
