@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +36,7 @@ from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
 from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.evaluation.variants import (
+    MOST_TALL,
     apply_variant,
     fixed_names,
     front_names,
@@ -175,10 +176,17 @@ class _Oracle:
             found += taken
             if taken:
                 break
-        for ways in tall_names(args, kwargs) if sizes and torch.device(self.device).type == "cuda" else ():
-            some = (self._variants(subject, workload, [name]) for name in ways)
-            found += next((facts for facts in some if facts), [])
+        on_gpu = torch.device(self.device).type == "cuda"
+        found += self._tall(subject, workload, tall_names(args, kwargs)) if sizes and on_gpu else []
         return found
+
+    def _tall(self, subject: Subject, workload: str, names: Iterable[Sequence[str]]) -> list[Any]:
+        """The first way of each size that the reference takes, for the first sizes that have one."""
+        some = (facts for ways in names for facts in self._first(subject, workload, ways))
+        return list(itertools.islice(some, MOST_TALL))
+
+    def _first(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:
+        return next(filter(None, (self._variants(subject, workload, [name]) for name in names)), [])
 
     def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:
         """Those of them that the reference takes; of any other nothing is promised."""

@@ -24,6 +24,7 @@ from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 __all__ = [
     "IN_FRONT",
+    "MOST_TALL",
     "ORDER",
     "OTHER",
     "PARTED",
@@ -73,7 +74,7 @@ _NEAR, _GROWTH = (33, 99), 67
 _FAR, _FAR_ELEMENTS, _FAR_CALL = 16, 1 << 19, 2.5
 #: Beyond 65 535, the most blocks in a grid's second and third dimension; for so many sizes, with calls of so many
 #: elements, or times their own.
-_TALL, _MAX_TALL, _TALL_ELEMENTS, _TALL_CALL = (65_600, 75_000), 2, 1 << 22, 1.0
+_TALL, MOST_TALL, _TALL_ELEMENTS, _TALL_CALL = (65_600, 75_000), 2, 1 << 22, 1.0
 #: ... and where no other size may change: enough for numbers of elements that floats have no room for.
 _TALL_MOST = 1 << 27
 #: What sizes are multiples of that are tried where the reference takes none of the others.
@@ -284,7 +285,7 @@ def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tup
     """
     tensors, safe = _sizes(args, kwargs)
     room = max(_TALL_ELEMENTS, int(_TALL_CALL * sum(tensor.numel() for tensor in tensors)))
-    for size in [size for size in safe if size < _TALL[0]][:_MAX_TALL]:
+    for size in [size for size in safe if size < _TALL[0]]:
         # None becomes the size that grows afterwards.
         few = [number for number in range(2, 10) if number != size]
         others = {other: _CHANCE.choice(few) for other in safe if other != size and other > 9}

@@ -747,9 +747,10 @@ def plan(x):
     # -- time
     DeviceRow(
         "3: timed outputs are checked at calls chosen afterwards",
-        "rest from the sixteenth place on, which no check uses",
+        # Verification has some eight places, a sitting by events twelve.
+        "rest from the eleventh place on, which no check uses",
         "judge",
-        device_kernel(before=_SEEN, tick="rest = find_place(y) > 15;", body=_RESTING),
+        device_kernel(before=_SEEN, tick="rest = find_place(y) > 9;", body=_RESTING),
         _BOOKKEEPER,
         refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
         words="of a timed call is wrong",

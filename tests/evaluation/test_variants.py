@@ -258,7 +258,7 @@ def test_all_sizes_become_tiny_at_once_or_one_by_one() -> None:
 
 def test_there_may_be_more_rows_than_blocks_in_a_grids_second_dimension() -> None:
     x, bias = torch.randn(512, 480, 3), torch.randn(480)
-    (rows, _), (cols, _) = tall_names((x, bias), {})
+    (rows, _), (cols, _), *_ = tall_names((x, bias), {})
     (high, less), _ = apply_variant(rows, (x, bias), {})
     assert high.shape[0] > 65_535 and high.shape[1] == less.shape[0] < 10 and high.shape[2] == 3
     (wide, more), _ = apply_variant(cols, (x, bias), {})
