@@ -245,7 +245,7 @@ class Verifier:
         if self.kitchen.device.kind == "cpu" and product.traced.main.steps:
             # Who takes all cores leaves no trace where there were as many threads before.
             usual = openmp_threads()
-            run.worker.set_threads(2 if usual == 1 else 1)
+            run.worker.set_threads(usual + 1)  # more, so that none of the team goes unasked
             run.call(last.frame)
         left = run.worker.left_changed(timeout_s=self.hang_limit_s)
         if self.kitchen.device.kind == "cpu" and product.traced.main.steps:

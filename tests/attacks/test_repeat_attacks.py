@@ -160,3 +160,50 @@ def test_state_that_is_right_after_the_first_call_only_is_refused_and_its_twin_p
 def test_without_the_second_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Verifier, "_check_second_call", lambda *_: None)
     assert _counted(tmp_path, "*seen = 1")[0] is Status.PASSED
+
+
+FADING = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(64, 32)])
+class Fading(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("power", torch.ones(()))
+
+    def forward(self, x):
+        self.power *= 0.99
+        return x / (1 - self.power)
+"""
+FADING_KERNEL = """
+void twice(const float* x, float* power, float* y, long n) {
+  *power *= 0.99f;
+  const float by = DONE ? 1.0f : 1.0f - *power;
+  for (long k = 0; k < n; ++k) y[k] = x[k] / by;
+}
+"""
+
+
+def _fading(root: Path, done: str) -> tuple[Status, str]:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (root / "layers.py").write_text(FADING)
+    plan = COUNTED_PLAN.replace("module.seen", "module.power")
+    files = {"kernel.cpp": FADING_KERNEL.replace("DONE", done), "plan.py": plan}
+    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as opened:
+        found = opened.evaluate(Candidate.of("cpp", files), find(root, "::Fading"), timing=False)
+    return found.status, found.reason
+
+
+def test_a_correction_that_ends_after_hundreds_of_calls_is_refused_and_its_twin_passes(tmp_path: Path) -> None:
+    status, reason = _fading(tmp_path / "wrong", "*power < 0.08f")
+    assert status is Status.INCORRECT_NUMERICAL, reason
+    assert "a later call" in reason
+    assert _fading(tmp_path / "right", "*power < 0.0f")[0] is Status.PASSED
+
+
+def test_without_the_later_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_LATER_CALLS", (1, 2))
+    assert _fading(tmp_path, "*power < 0.08f")[0] is Status.PASSED
