@@ -57,7 +57,7 @@ __all__ = ["Verifier"]
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 6
 #: How many calls of the reference's there were before a later one, at most.
-_LATER_CALLS = (300, 3000)
+_LATER_CALLS = (400, 3000)
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {
