@@ -56,8 +56,8 @@ __all__ = ["Verifier"]
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
 _MAX_PROBED_WORKLOADS = 6
-#: How many calls of the reference's there were before a later one, at most.
-_LATER_CALLS = (400, 3000)
+#: How many calls of the reference's there were before later ones: some, as what wears off may be nothing at last.
+_LATER_CALLS = ((300, 700), (1500, 3000))
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {
@@ -309,8 +309,8 @@ class Verifier:
         hundreds of the reference's calls leave: a table that is full, a correction that wears off."""
         if not any(path.startswith("state/") for path in self._mutated(product)):
             return
-        later = secrets.SystemRandom().randrange(*_LATER_CALLS)
-        for name, calls in (("a second call", 1), ("a later call", later)):
+        later = (("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS)
+        for name, calls in (("a second call", 1), *later):
             case = TrialCase(secrets.randbits(62), weights_seed=last.case.weights_seed, advanced=calls)
             trial = replace(last, name=name, case=case, calls_before=0, renewed=False, exchanged=False)
             self._judge_further(product, trial, lambda name, second: run.case(name, second, contract=True))
