@@ -48,7 +48,10 @@ def test_under_xdist_the_controller_forges_and_the_workers_report(repo: Path) ->
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     for command in (("init", "-q"), ("add", "layers.py"), (*identity, "commit", "-qm", "x")):
         subprocess.run(["git", *command], cwd=repo, check=True)
-    done = pytest_in(repo, "--forge", "-n", "2", "-q", "--forge-branch", "forge/kernels")
+    for again in ((), ("--forge-fresh",), ("--forge-fresh",)):
+        done = pytest_in(repo, "--forge", "-n", "2", "-q", "--forge-branch", "forge/kernels", *again)
+        if "(disturbed)" not in done.stdout:  # others kept the cores busy while the winner was measured again
+            break
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count(" done: ") == 2 and "finished" not in done.stdout and "IMPORTED []" in done.stdout
     assert "drawing inputs of workload 'default' failed" in done.stdout
