@@ -577,8 +577,9 @@ def _real_dtype(dtype: str) -> str:
 def _independent(shape: tuple[int, ...], reduction: int) -> int:
     """How many errors are drawn independently: one per row, since a row's elements share its sum's error.
 
-    A single row is either that (a softmax of one row), or one sum per element; a sum longer than a row may be behind
-    several of them (a group's, a channel's).
+    A single row behind which there are sums counts as one error: it is a softmax's, or one sum per element, whose terms
+    may share what they err by (a gain's gradient: each row's rounded mean is in all of its sums). A sum longer than a
+    row may be behind several of them (a group's, a channel's).
     """
     rows, elements = math.prod(shape[:-1]), math.prod(shape)
     if shape and reduction > shape[-1] and elements % reduction == 0:

@@ -242,14 +242,10 @@ class Verifier:
 
     def _check_left_behind(self, product: Product, run: Run, last: Trial) -> None:
         """A call that is right and leaves another rounding, or another default dtype, makes others wrong."""
-        if self.kitchen.device.kind == "cpu" and product.traced.main.steps:
-            # Who takes all cores leaves no trace where there were as many threads before.
-            usual = openmp_threads()
-            run.worker.set_threads(usual + 1)  # more, so that none of the team goes unasked
-            run.call(last.frame)
-        left = run.worker.left_changed(timeout_s=self.hang_limit_s)
-        if self.kitchen.device.kind == "cpu" and product.traced.main.steps:
-            run.worker.set_threads(usual)
+        try:
+            left = self._changed_settings(product, run, last)
+        except WorkerTimeout as error:
+            raise self._broken(product, last, Status.TIMEOUT, error) from error
         if DRAWN in left and self.oracle.draws(self.target, product.workload.name):
             left = tuple(name for name in left if name != DRAWN)
         if left:
@@ -259,6 +255,18 @@ class Verifier:
                 "put it back before returning",
                 verification=self._findings.verification,
             )
+
+    def _changed_settings(self, product: Product, run: Run, last: Trial) -> tuple[str, ...]:
+        """By name. A C++ plan makes one more call: who takes all cores leaves no trace where there were as many threads
+        before; with one more none of the team goes unasked."""
+        usual = openmp_threads() if self.kitchen.device.kind == "cpu" and product.traced.main.steps else 0
+        if usual:
+            run.worker.set_threads(usual + 1)
+            run.call(last.frame)
+        left = run.worker.left_changed(timeout_s=self.hang_limit_s)
+        if usual:
+            run.worker.set_threads(usual)
+        return left
 
     def _check_left_running(self, product: Product, worker: Worker) -> None:
         """Threads that go on when a call has returned take their time from whoever is timed next."""

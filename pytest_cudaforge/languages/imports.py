@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pytest_cudaforge.errors import BuildFailure
@@ -110,41 +110,62 @@ def _tags(table: bytes) -> Iterator[tuple[int, int]]:
     return itertools.takewhile(lambda entry: entry[0], _ENTRY.iter_unpack(table))
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """What no library may import. ``told``: with the names in the place of ``{}``."""
+
+    refuses: Callable[[Import], object]
+    told: str
+    expected: str
+    remedy: str
+
+
+_ELSEWHERE = "it may answer otherwise where it runs than where it is verified"
+_ARGUMENTS = "a kernel whose answers follow from its arguments alone"
+_TOLD_ENOUGH = "take the call out; a launch's arguments and constants tell a kernel all that it needs"
+_REFUSED = (
+    _Refused(
+        lambda one: _LOADER.fullmatch(one.name),
+        "the kernel uses {}: with them it finds other code where it runs than where it is verified",
+        "a kernel that computes with what it brings, libc, libm, libstdc++ and OpenMP",
+        "take them out; plan.py calls torch's operators with op(), where the target allows it",
+    ),
+    _Refused(
+        lambda one: one.weak and not _EVERYBODYS.fullmatch(one.name),
+        "the kernel declares {} weak and defines it nowhere: it is there in some processes and null in others, so what "
+        "is verified need not be what runs",
+        "functions that the source defines, or that libc, libm, libstdc++ or OpenMP have",
+        "define it, or take it out",
+    ),
+    _Refused(
+        lambda one: _CLOCKS.fullmatch(one.name),
+        f"the kernel asks for the time with {{}}: {_ELSEWHERE}",
+        _ARGUMENTS,
+        _TOLD_ENOUGH,
+    ),
+    _Refused(
+        lambda one: _WHO.fullmatch(one.name),
+        f"the kernel asks for its process, its machine or files with {{}}: {_ELSEWHERE}",
+        _ARGUMENTS,
+        _TOLD_ENOUGH,
+    ),
+    _Refused(
+        lambda one: _ALLOCATOR.fullmatch(one.name),
+        "the kernel calls {}, which changes the allocator of the whole process",
+        "a kernel that leaves its caller's process as it is",
+        "take the call out; plan.py's empty() gives scratch memory",
+    ),
+)
+
+
 def check(code: bytes) -> None:
-    """Raises BuildFailure where a kernel's library looks for code that it did not bring, or turns the allocator of
-    the whole process to its liking."""
+    """Raises BuildFailure where a kernel's library looks for code that it did not bring, asks for what tells one moment
+    or process from another, or turns the allocator of the whole process to its liking."""
     found = imports(code)
-    loader = [one.name for one in found if _LOADER.fullmatch(one.name)]
-    if loader:
-        raise BuildFailure(
-            f"the kernel uses {_listed(loader)}: with them it finds other code where it runs than where it is verified",
-            expected="a kernel that computes with what it brings, libc, libm, libstdc++ and OpenMP",
-            remedy="take them out; plan.py calls torch's operators with op(), where the target allows it",
-        )
-    open_ = [one.name for one in found if one.weak and not _EVERYBODYS.fullmatch(one.name)]
-    if open_:
-        raise BuildFailure(
-            f"the kernel declares {_listed(open_)} weak and defines it nowhere: it is there in some processes and null "
-            "in others, so what is verified need not be what runs",
-            expected="functions that the source defines, or that libc, libm, libstdc++ or OpenMP have",
-            remedy="define it, or take it out",
-        )
-    timed, told = ([one.name for one in found if kind.fullmatch(one.name)] for kind in (_CLOCKS, _WHO))
-    if timed or told:
-        what = "the time" if timed else "its process, its machine or files"
-        raise BuildFailure(
-            f"the kernel asks for {what} with {_listed(timed or told)}: it may answer otherwise where it runs than "
-            "where it is verified",
-            expected="a kernel whose answers follow from its arguments alone",
-            remedy="take the call out; a launch's arguments and constants tell a kernel all that it needs",
-        )
-    tuned = [one.name for one in found if _ALLOCATOR.fullmatch(one.name)]
-    if tuned:
-        raise BuildFailure(
-            f"the kernel calls {_listed(tuned)}, which changes the allocator of the whole process",
-            expected="a kernel that leaves its caller's process as it is",
-            remedy="take the call out; plan.py's empty() gives scratch memory",
-        )
+    for rule in _REFUSED:
+        names = [one.name for one in found if rule.refuses(one)]
+        if names:
+            raise BuildFailure(rule.told.format(_listed(names)), expected=rule.expected, remedy=rule.remedy)
 
 
 def _listed(names: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from pytest_cudaforge.evaluation import module_building, runs, sitting, verifica
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.sandbox import probe_abilities
 from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
 
 _ANY = ("kernel", "mixed", "library", "rewrite")
@@ -118,6 +120,15 @@ def test_the_environment_holds_no_secret(lenient: Evaluator, repo: Path) -> None
 
 
 # -- the clock ---------------------------------------------------------------------------------------------------
+
+
+def test_a_process_has_a_number_like_any_other(lenient: Evaluator, repo: Path) -> None:
+    """Not 2, which tells a verdict. There is no switch: the fork server is another process."""
+    if not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK) or not probe_abilities().fresh_proc:
+        pytest.skip("no process namespace of its own, or none whose numbers may be set")
+    evaluation = _verdict(lenient, repo, model("import os; raise ValueError(f'number {os.getpid()}')"))
+    found = re.search(r"number (\d+)", evaluation.reason)
+    assert found is not None and int(found[1]) >= 1000, evaluation.reason
 
 
 def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

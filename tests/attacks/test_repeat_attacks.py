@@ -80,15 +80,20 @@ void bins(const long long* ids, long long* y, long n) {
 """
 
 
-def _counts(root: Path, atomic: str) -> tuple[Status, str]:
+def _verdict(root: Path, layers: str, name: str, kernel: str, plan: str, *, times: bool = True) -> tuple[Status, str]:
+    """On one target in a repository of its own."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
-    (root / "layers.py").write_text(BINS)
-    files = {"kernel.cpp": BINS_KERNEL.replace("ATOMIC", atomic), "plan.py": BINS_PLAN}
-    # Nothing is timed, so that threads would sleep between calls.
-    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root, times=False)) as opened:
-        found = opened.evaluate(Candidate.of("cpp", files), find(root, "::bins"), timing=False)
+    (root / "layers.py").write_text(layers)
+    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root, times=times)) as opened:
+        candidate = Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": plan})
+        found = opened.evaluate(candidate, find(root, name), timing=False)
     return found.status, found.reason
+
+
+def _counts(root: Path, atomic: str) -> tuple[Status, str]:
+    # Nothing is timed, so that threads would sleep between calls.
+    return _verdict(root, BINS, "::bins", BINS_KERNEL.replace("ATOMIC", atomic), BINS_PLAN, times=False)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two threads do not race on one processor")
@@ -141,13 +146,7 @@ void twice(const float* x, long long* seen, float* y, long n) {
 
 
 def _counted(root: Path, count: str) -> tuple[Status, str]:
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
-    (root / "layers.py").write_text(COUNTED)
-    files = {"kernel.cpp": COUNTED_KERNEL.replace("COUNT", count), "plan.py": COUNTED_PLAN}
-    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as opened:
-        found = opened.evaluate(Candidate.of("cpp", files), find(root, "::Counted"), timing=False)
-    return found.status, found.reason
+    return _verdict(root, COUNTED, "::Counted", COUNTED_KERNEL.replace("COUNT", count), COUNTED_PLAN)
 
 
 def test_state_that_is_right_after_the_first_call_only_is_refused_and_its_twin_passes(tmp_path: Path) -> None:
@@ -187,14 +186,8 @@ void twice(const float* x, float* power, float* y, long n) {
 
 
 def _fading(root: Path, done: str) -> tuple[Status, str]:
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
-    (root / "layers.py").write_text(FADING)
     plan = COUNTED_PLAN.replace("module.seen", "module.power")
-    files = {"kernel.cpp": FADING_KERNEL.replace("DONE", done), "plan.py": plan}
-    with Evaluator(EvaluatorSettings(cache_dir=root / "cache", lock_dir=root)) as opened:
-        found = opened.evaluate(Candidate.of("cpp", files), find(root, "::Fading"), timing=False)
-    return found.status, found.reason
+    return _verdict(root, FADING, "::Fading", FADING_KERNEL.replace("DONE", done), plan)
 
 
 def test_a_correction_that_ends_after_hundreds_of_calls_is_refused_and_its_twin_passes(tmp_path: Path) -> None:
