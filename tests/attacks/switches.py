@@ -64,9 +64,9 @@ def _no_seal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
-    _without("mutation")(monkeypatch)
-    # These see lasting writes as well, by themselves or by what comes of them.
-    _without("redzone")(monkeypatch)
+    # These see lasting writes as well, by themselves or by what comes of them: unjudged calls, too, go on with the
+    # input that was changed, and their answers with it.
+    _without("mutation", "redzone", "unstable")(monkeypatch)
     _no_seal(monkeypatch)
     _no_changes(monkeypatch)
     monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
