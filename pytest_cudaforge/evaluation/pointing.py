@@ -22,15 +22,18 @@ __all__ = ["Pointed", "PointingMode", "pointed_by"]
 _SEARCHES = frozenset(
     ["topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "nanmedian", "mode"]
 )
+#: Those of which torch's documentation promises the first of several equal places.
+_FIRST = frozenset(["argmax", "argmin", "max", "min"])
 
 
 @dataclass(frozen=True)
 class Pointed:
-    """One search: the places it found in ``source``, along ``dim``."""
+    """One search: the places it found in ``source``, along ``dim``; ``first``: of equal ones the first, by promise."""
 
     index: Tensor
     source: Tensor
     dim: int
+    first: bool
 
 
 @undisabled
@@ -43,16 +46,24 @@ class PointingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in _SEARCHES and args and isinstance(args[0], Tensor):
+        name = func.overloadpacket.__name__
+        if name in _SEARCHES and args and isinstance(args[0], Tensor):
             index = result[1] if isinstance(result, (tuple, list)) and len(result) == 2 else result
             if isinstance(index, Tensor) and index.dtype == torch.int64:
-                self.found.append(_search(index, args[0], _dim_of(func, args, kwargs or {})))
+                self.found.append(_search(index, args[0], _dim_of(func, args, kwargs or {}), name in _FIRST))
         return result
 
+    def searched_the_same(self, wide: PointingMode) -> bool:
+        """Did a run in fp64, ``wide``, search the same numbers, none of them rounded here?"""
+        if len(self.found) != len(wide.found):
+            return False
+        pairs = [(here.source, there.source) for here, there in zip(self.found, wide.found, strict=True)]
+        return all(a.shape == b.shape and torch.equal(a.double(), b.double()) for a, b in pairs)
 
-def _search(index: Tensor, source: Tensor, dim: int | None) -> Pointed:
+
+def _search(index: Tensor, source: Tensor, dim: int | None, first: bool) -> Pointed:
     source = source.detach().clone()
-    return Pointed(index, source.flatten(), 0) if dim is None else Pointed(index, source, dim)
+    return Pointed(index, source.flatten(), 0, first) if dim is None else Pointed(index, source, dim, first)
 
 
 def _dim_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:

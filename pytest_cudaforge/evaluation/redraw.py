@@ -49,7 +49,7 @@ Structure = Literal["generic", "unit", "drawn"]
 
 FAMILIES = (
     *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
-    *("tails", "integer", "faint", "small", "peaks", "edges"),
+    *("tails", "integer", "faint", "small", "peaks", "edges", "ties"),
 )
 
 #: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
@@ -80,7 +80,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
     references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
-    for answers that are integers, has values that are those of a sorted tensor beside it: which side is it?
+    for answers that are integers, has values that are those of a sorted tensor beside it: which side is it? ties, for
+    answers that are places of an extreme, has so few values that most are equal: which of them comes first?
     """
     if "generic" in structures:
         return (
@@ -96,6 +97,7 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
             "uniform",
             "peaks",
             "edges",
+            "ties",
         )
     return ("shifted", "sparse") if "unit" in structures else ()
 
@@ -237,6 +239,8 @@ _ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
 _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
+#: How many different values there are in "ties".
+_TIES = 7
 #: How many of the elements of "edges" are another tensor's.
 _EDGES_SHARE = 1 / 16
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
@@ -260,6 +264,9 @@ def _generic(
         step = 2.0 ** round(math.log2(2.0 * scale / top))
         return values.random_(-top, top + 1, generator=generator).mul_(step)
     values.normal_(generator=generator).mul_(scale)
+    if family == "ties":
+        few = values.flatten()[:_TIES]
+        return few[torch.randint(len(few), values.shape, generator=generator, device=values.device)]
     if family == "large":
         return values.mul_(spread[0])
     if family == "shifted":

@@ -26,6 +26,7 @@ import torch
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.decisions import DecidingMode, MarginMode, decided_by_rounding, exact
+from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
@@ -296,7 +297,7 @@ class Subject:
             if family == "small" and "faint" in taken:
                 continue
             if family not in known:
-                takes = self._takes_edges if family == "edges" else self._takes
+                takes = {"edges": self._takes_edges, "ties": self._takes_ties}.get(family, self._takes)
                 known[family] = takes(workload, family, structures)
             taken += [family] if known[family] else []
         return tuple(taken)
@@ -344,6 +345,27 @@ class Subject:
             return False
         outputs = self._outputs(*unflatten_call(tree, leaves))
         return self._tells_each(structures, leaves, tree, outputs) and self._takes(workload, family, structures)
+
+    def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Are the whole numbers among the outputs places, the first of equal ones by torch's promise, in values that
+        nobody has rounded? Other operators may return any of them, and rounding decides which of two sums is larger."""
+        leaves, tree = flatten_call(*self.draw(workload, 1))
+        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
+        found, wide = PointingMode(), PointingMode()
+        try:
+            with found:
+                outputs = self._outputs(*unflatten_call(tree, leaves))
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return False
+        whole = [value for value in outputs.values() if value.dtype in WHOLE]
+        places = self._breaks_ties(outputs) and all(pointed_by(value, found.found) is not None for value in whole)
+        if not places or not all(search.first for search in found.found):
+            return False
+        if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
+            return False
+        return found.searched_the_same(wide)
 
     def _tells_each(
         self, structures: Mapping[str, Structure], leaves: Mapping[str, Any], tree: Any, outputs: Mapping[str, Any]
@@ -419,7 +441,7 @@ class Subject:
         return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
 
     def _in_fp64(
-        self, leaves: Mapping[str, Any], tree: Any, watch: DecidingMode | MarginMode | None = None
+        self, leaves: Mapping[str, Any], tree: Any, watch: DecidingMode | MarginMode | PointingMode | None = None
     ) -> Mapping[str, Any] | None:
         """What the reference returns in fp64, ``watch`` looking on; None where there is no memory for it."""
         wide = {path: widened(leaf) for path, leaf in leaves.items()}

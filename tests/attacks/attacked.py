@@ -79,6 +79,11 @@ def buckets(x, edges):
     return torch.bucketize(x, edges)
 
 
+@forge_target(inputs=lambda: [torch.randn(24, 96)])
+def best(x):
+    return x.argmax(-1)
+
+
 @forge_target(inputs=lambda: [torch.randn(6, 5, 8, 9)])
 def channels(x):
     return x.amax(dim=(0, 2, 3))
@@ -166,6 +171,13 @@ _INCLUDES = "".join(
 BUCKETS = (
     "for (long long i = 0; i < n; ++i) { y[i] = 0; for (long long k = 0; k != count; ++k) y[i] += edges[k] < x[i]; }"
 )
+#: Of equal values the first is the largest.
+BEST = """for (long long row = 0; row < rows; ++row) {
+    const float* at = x + row * columns;
+    long long place = 0;
+    for (long long i = 1; i < columns; ++i) if (at[i] > at[place]) place = i;
+    y[row] = place;
+  }"""
 #: By target: the kernel's parameters, its honest body, and the plan's arguments.
 _KERNELS = {
     "waves": (
@@ -226,6 +238,11 @@ _KERNELS = {
     "buckets": (
         "const double* x, const double* edges, long long* y, long long n, long long count",
         BUCKETS,
+        "",
+    ),
+    "best": (
+        "const float* x, long long* y, long long rows, long long columns",
+        BEST,
         "",
     ),
     "channels": (
@@ -346,6 +363,13 @@ def plan(x):
     y, z = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
     launch("kernel", args=(x, y, z, x.numel()))
     return y, z
+""",
+    "best": """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape[:1], "int64")
+    launch("kernel", args=(x, y, *x.shape))
+    return y
 """,
     "buckets": """from pytest_cudaforge.plan import empty, launch
 

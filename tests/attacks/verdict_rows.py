@@ -12,7 +12,7 @@ import os
 import platform
 from dataclasses import dataclass
 
-from attacked import BUCKETS, hostile
+from attacked import BEST, BUCKETS, hostile
 
 from pytest_cudaforge.records import Candidate, Status
 
@@ -751,6 +751,15 @@ ROWS = (
         hostile("buckets"),
         target="buckets",
         words="edges",
+    ),
+    Row(
+        "2: many values are the largest",
+        "return the last of equal places",
+        "families",
+        hostile("best", body=BEST.replace("at[i] >", "at[i] >=")),
+        hostile("best"),
+        target="best",
+        words="ties",
     ),
     Row(
         "2: inputs lie below zero along every dimension, here and there",

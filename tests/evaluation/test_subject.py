@@ -101,6 +101,14 @@ def small_values_only(x):
 def largest(x):
     return x.argmax(-1)
 
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def farthest(x):
+    return x.abs().max(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def largest_two(x):
+    return x.topk(2, -1).indices
+
 @forge_target(inputs=lambda: [torch.randn(40, 32)])
 def largest_probability(x):
     return x.softmax(-1).argmax(-1)
@@ -190,7 +198,10 @@ EXPECTED = {
     "half_square": ({"0": "generic"}, GENERIC),
     "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    "largest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties")),
+    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties")),
+    # Of equal values any may be among the largest two.
+    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
     # Small values round to equal probabilities, but not in fp64.
     "largest_probability": ({"0": "generic"}, (*NO_TIES, "normal", "uniform")),
     "levels": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
