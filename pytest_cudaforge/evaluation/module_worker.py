@@ -42,6 +42,7 @@ from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
 from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
 from pytest_cudaforge.evaluation.module_gradients import Gradients, NoGradients
 from pytest_cudaforge.evaluation.module_plan import returned_plan
+from pytest_cudaforge.evaluation.onlookers import Onlookers
 from pytest_cudaforge.evaluation.settings import (
     DRAWN,
     OPENMP_THREADS,
@@ -435,7 +436,8 @@ class _Service:
             found = changed(self._found, found_settings(self._torch))
             drawn = [DRAWN] if self._random.drawn else []
             drawn += [TORCH_OPERATORS] if torch_operators(self._torch) else []
-            return json.dumps([*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work()])
+            every = [*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work()]
+            return json.dumps(list(dict.fromkeys([*every, *self._onlookers.seen])))
         elif request.operation == ALLOCATED:
             on_gpu = self.device.type == "cuda"
             return str(self._torch.cuda.memory_allocated(self.device) if on_gpu else allocated_bytes())
@@ -469,6 +471,7 @@ class _Service:
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
         self._found = found_settings(torch)
+        self._onlookers = Onlookers()
         operators_at_first(torch)
         libraries, compiled = _cut(asked["libraries"], blob)
         extensions.install(folder, libraries, self._recipe.sabotage)
@@ -711,8 +714,17 @@ class _Service:
         return self._model if self._gradients is None else functools.partial(self._gradients.of, self._model)
 
     def _call(self, bound: _Bound) -> Any:
-        doing = "forward" if self._gradients is None else "forward and backward"
-        return self._guarded(_LAUNCH_REFUSED, doing, lambda: self._function(*bound.args, **bound.kwargs))
+        doing, onlookers = "forward" if self._gradients is None else "forward and backward", self._onlookers
+
+        def called() -> Any:
+            answer = self._function(*bound.args, **bound.kwargs)
+            # Nothing is called here that an onlooker might take for its last moment.
+            for place, usual in onlookers.usual:
+                if onlookers.words[place] != usual:
+                    onlookers.left = True
+            return answer
+
+        return self._guarded(_LAUNCH_REFUSED, doing, called)
 
     def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
         bound = self._bind(bindings)

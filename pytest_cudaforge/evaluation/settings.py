@@ -19,10 +19,11 @@ import secrets
 import signal
 import struct
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pytest_cudaforge.evaluation.onlookers import ONLOOKERS, onlookers
 
 __all__ = [
     "DRAWN",
@@ -243,17 +244,9 @@ def process_settings() -> dict[str, object]:
         ),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "sys.getswitchinterval()": sys.getswitchinterval(),
-        "the functions that look on (sys.setprofile, sys.settrace)": _onlookers(),
+        ONLOOKERS: onlookers(),
         "the handlers of signals": tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
     }
-
-
-def _onlookers() -> tuple[object, ...]:
-    """Who is told of each call or line: functions of this thread's and of new ones', and tools (Python 3.12)."""
-    named = getattr(sys, "monitoring", None)
-    tools = tuple(named.get_tool(number) for number in range(6)) if named is not None else ()
-    watching = (sys.getprofile(), sys.gettrace(), threading.getprofile(), threading.gettrace())
-    return (*(None if one is None else id(one) for one in watching), *tools)
 
 
 class Randomness:

@@ -431,6 +431,7 @@ def test_a_module_that_packs_its_weights_anew_passes_wherever_its_instances_lie(
             "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('frac', lambda x: x - x.floor(), 'CPU')",
             "TORCH_LIBRARY_IMPL",
         ),
+        ("import sys\nsys.addaudithook(lambda *_: None)", "sys.addaudithook"),
     ],
 )
 def test_what_no_file_may_change_even_as_it_is_imported(
@@ -439,6 +440,33 @@ def test_what_no_file_may_change_even_as_it_is_imported(
     attack = model("return x * 2", before=before)
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
+    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
+
+
+_WATCH = """
+    import sys
+    waiting = []
+
+    def finish(frame, event, function):
+        if event == "c_call" and "torch" not in frame.f_code.co_filename:
+            sys.setprofile(None)
+            while waiting:
+                x, y = waiting.pop()
+                torch.mul(x, 2, out=y)
+"""
+
+
+def test_work_that_is_left_to_an_onlooker_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes itself away as soon as anybody asks for it, or looks at the answer by a call."""
+    body = "y = torch.empty_like(x); waiting.append((x, y)); sys.setprofile(finish)"
+    attack = model(f"{body}\nreturn y", before=_WATCH)
+    evaluation = _verdict(lenient, repo, attack)
+    assert evaluation.status is Status.REJECTED and "look on" in evaluation.reason, evaluation.reason
+    twin = model(f"{body}\nlen(waiting)\nassert not waiting and sys.getprofile() is None\nreturn y", before=_WATCH)
+    assert _verdict(lenient, repo, twin).status is Status.PASSED
     monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
