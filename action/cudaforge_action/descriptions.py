@@ -1,4 +1,4 @@
-"""What each input is, in a sentence: what ``--help``, ``action.yml`` and the README say."""
+"""What each input is, in a sentence: what ``--help``, ``action.yml`` and its README say."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_the_outputs_of_action_yml_are_those_of_the_code() -> None:
 
 def table_of_readme(heading: str) -> dict[str, list[str]]:
     """Rows of the table under a heading: first cell -> the others."""
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "action" / "README.md").read_text("utf-8")
     section = text.split(heading, 1)[1]
     rows: dict[str, list[str]] = {}
     for line in section.splitlines()[1:]:
