@@ -140,6 +140,16 @@ _LEFT_ALONE = "is left as it was: the reference writes it, the candidate does no
 #: What a wrong place of an extreme may come of.
 _ANY_PLACE = "; of equal values the first is the answer, or any of them where the target declares index_outputs"
 
+#: What rounding adds up to: of few different values it all goes one way, in honest sums that come one after another.
+_ROUNDING = frozenset({"values", "slice", "bias"})
+
+
+def _among_ties(judged: Judgement) -> Judgement:
+    """What "ties" are drawn for: whole numbers, and all else that is no matter of rounding."""
+    told = [mismatch for mismatch in judged.mismatches if mismatch.kind not in _ROUNDING]
+    whole = [replace(m, detail=m.detail + _ANY_PLACE) if m.kind == "integer" else m for m in told]
+    return replace(judged, error_ratio=None, bound=None, mismatches=tuple(whole))
+
 
 class _Zones:
     """The bytes between an arena's regions: what they held before a call, and which of them it changed.
@@ -559,10 +569,7 @@ class Bench:
             return judge_indices(path, private[path], value, sources)
         rule = expected.rule(path, options.atol, options.rtol)
         judged = judge_output(path, private[path], value, expected.oracle[path], rule, expected.spread_of(path))
-        if expected.case.family == "ties":
-            told = (replace(m, detail=m.detail + _ANY_PLACE) if m.kind == "integer" else m for m in judged.mismatches)
-            return replace(judged, mismatches=tuple(told))
-        return judged
+        return _among_ties(judged) if expected.case.family == "ties" else judged
 
     def _tensor_inputs(self, case: Case) -> dict[str, Tensor]:
         frame = next(f for f in self.frames.values() if f.case == case)

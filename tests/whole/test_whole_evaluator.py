@@ -194,6 +194,48 @@ def plan(x):
         assert evaluation.status is status, evaluation.reason
 
 
+def test_sums_beside_a_place_need_not_be_better_where_most_values_are_equal(evaluator: Evaluator, tmp_path: Path) -> None:
+    """Of few different values a serial sum's rounding all goes one way; they are drawn for the place's sake."""
+    (tmp_path / "layers.py").write_text("""
+import torch
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(64, 4096)])
+def summed_and_first(x):
+    return x.sum(-1), x.argmax(-1)
+""")
+    kernel = """
+#include <cstdint>
+extern "C" void rows(const float* x, float* sums, int64_t* at, int64_t rows, int64_t columns) {
+    #pragma omp parallel for
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* in = x + row * columns;
+        volatile float sum = 0.0f;  // one after another
+        int64_t best = 0;
+        for (int64_t i = 0; i < columns; ++i) {
+            sum = sum + in[i];
+            if (in[i] > in[best]) best = i;
+        }
+        sums[row] = sum;
+        at[row] = best;
+    }
+}
+"""
+    plan = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    sums, at = empty((x.shape[0],), x.dtype), empty((x.shape[0],), "int64")
+    launch("rows", args=(x, sums, at, x.shape[0], x.shape[1]))
+    return sums, at
+"""
+    candidate = Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": plan})
+    evaluation = evaluator.evaluate(candidate, find(tmp_path, "::summed_and_first"), timing=False)
+    assert evaluation.status is Status.PASSED, evaluation.reason
+    assert evaluation.verification is not None
+    assert "ties" in {case.case for case in evaluation.verification.cases}
+
+
 def test_several_outputs_workloads_and_integers(evaluator: Evaluator, repo: Path) -> None:
     source = """
     void pair(const float* x, float* top, long long* count, long long rows, long long cols) {
