@@ -1,4 +1,4 @@
-"""Every output of every mode: what ``Host.output`` may be told, what ``action.yml`` hands on, what action/README.md lists.
+"""Every output of every mode: what ``Host.output`` may be told, and what ``action.yml`` and its README list.
 
 Names are those of create-pull-request where it has the same thing. A mode gives what it knows; the rest stays empty.
 """

@@ -13,7 +13,6 @@ from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.verification import Verifier
-from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification, WorkloadFacts
 from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE, forward_workload
 
@@ -64,14 +63,10 @@ def joined(forward: Verification, backward: Verification) -> Verification:
 class BackwardVerifier(Verifier):
     """As Verifier, without probes: production uses a backward for what was drawn only, and where it is aligned."""
 
+    looks_around = False
+
     def _most_families(self, workload: WorkloadFacts) -> int | None:
         return BIG_CALL_FAMILIES
-
-    def _probe(self, product: Product) -> None:
-        return None
-
-    def _probe_misaligned(self, product: Product, worker: Worker) -> None:
-        return None
 
     def _check_structure(self, product: Product) -> None:
         returned = {path for path, _ in tree_leaves(product.traced.main.outputs, "out")}
@@ -84,8 +79,8 @@ class BackwardVerifier(Verifier):
         details += [f"{FUNCTION} returns a gradient of {extra}, where the reference has none"] if extra else []
         mismatch = Mismatch("gradients", "count", "; ".join(details))
         case = CaseResult(product.workload.name, "structure", True, False, None, None, (mismatch,))
-        self._findings.cases.append(case)
-        raise self._refusal([case])
+        self.benches.findings.cases.append(case)
+        raise self.benches.refusal_of([case])
 
 
 def _named(paths: AbstractSet[str]) -> str:

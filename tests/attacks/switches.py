@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 
-from pytest_cudaforge.evaluation import building, cases, contract, sitting, verification
+from pytest_cudaforge.evaluation import building, cases, checks, contract, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
 
-__all__ = ["SWITCHES"]
+__all__ = ["SWITCHES", "without_checks"]
+
+_NAMED = frozenset(check.name for check in checks.CHECKS)
+
+
+def without_checks(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Nobody makes these of ``checks.CHECKS`` any more."""
+    assert _NAMED.issuperset(names), names  # else nothing were switched off
+    monkeypatch.setattr(checks, "CHECKS", tuple(check for check in checks.CHECKS if check.name not in names))
 
 
 def _trials(monkeypatch: pytest.MonkeyPatch, change: Callable[[tuple[Trial, ...]], Any]) -> None:
@@ -60,7 +68,7 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_sealed", lambda *_: None)
+    without_checks(monkeypatch, "sealed")
 
 
 def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +77,7 @@ def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
     _without("mutation", "redzone", "unstable")(monkeypatch)
     _no_seal(monkeypatch)
     _no_changes(monkeypatch)
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
+    without_checks(monkeypatch, "repeated")
 
 
 def _wait_instead_of_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,14 +95,14 @@ def _undrawn(family: str) -> Callable[[tuple[Trial, ...]], list[Trial]]:
 
 
 def _no_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_aged", lambda *_: None)
+    without_checks(monkeypatch, "aged")
 
 
 def _no_late(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not (t.calls_before or t.renewed or t.exchanged)])
     # Repeated calls are late ones as well, and so are those at places never seen before.
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
-    monkeypatch.setattr(verification.Verifier, "_check_leaks", lambda *_: None)
+    without_checks(monkeypatch, "repeated")
+    without_checks(monkeypatch, "leaks")
     _no_quick_calls(monkeypatch)
     _no_guards(monkeypatch)
     _no_ages(monkeypatch)  # later than any of them
@@ -132,15 +140,13 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     # These come back to the last trial's outputs.
     _no_seal(monkeypatch)
-    monkeypatch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None)
+    without_checks(monkeypatch, "thread counts")
     _no_quick_calls(monkeypatch)
-    for name in ("_check_repeated", "_check_second_instance"):
-        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
+    without_checks(monkeypatch, "repeated", "instances")
 
 
 def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_check_guarded", "_check_edges"):  # at places never seen before, without a red zone behind them
-        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
+    without_checks(monkeypatch, "guarded", "edges")  # at places never seen before, without a red zone behind them
 
 
 def _no_zones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +173,7 @@ def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_novelty(monkeypatch: pytest.MonkeyPatch) -> None:
     # What computes after a pause only shows there as well.
-    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    without_checks(monkeypatch, "changed")
     monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
 
@@ -179,22 +185,21 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_one_after_another", lambda *_: None)
+    without_checks(monkeypatch, "one after another")
     _no_changes(monkeypatch)
 
 
 def _left_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_check_left_behind", "_check_left_running"):
-        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
+    without_checks(monkeypatch, "left behind", "left running")
 
 
 def _no_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_beside", lambda *_: None)
+    without_checks(monkeypatch, "beside")
 
 
 def _no_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_beside(monkeypatch)  # many calls, at places never seen before, of new values
-    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    without_checks(monkeypatch, "changed")
     monkeypatch.setattr(Sitting, "_check_changed", lambda *_: None)
     monkeypatch.setattr(Sitting, "_check_written", lambda *_: None)
 
@@ -241,22 +246,22 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "again": _no_return,
     "late": _no_late,
     "aged": _no_ages,
-    "leaks": lambda patch: patch.setattr(verification.Verifier, "_check_leaks", lambda *_: None),
+    "leaks": lambda patch: without_checks(patch, "leaks"),
     "beside": _no_beside,
     "imports": lambda patch: patch.setattr(building.imports, "check", lambda code: None),
-    "instances": lambda patch: patch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None),
-    "threads": lambda patch: patch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None),
+    "instances": lambda patch: without_checks(patch, "instances"),
+    "threads": lambda patch: without_checks(patch, "thread counts"),
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),
-    "left": lambda patch: patch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None),
+    "left": lambda patch: without_checks(patch, "left behind"),
     "at work": _left_at_work,
     "renewed": _no_renewed,
     "guarded": _no_guards,
-    "edges": lambda patch: patch.setattr(verification.Verifier, "_check_edges", lambda *_: None),
+    "edges": lambda patch: without_checks(patch, "edges"),
     "plausible": _odd_zones,
     "exchanged": _no_exchanges,
     "one after another": _no_quick_calls,
-    "crowded": lambda patch: patch.setattr(verification.Verifier, "_check_crowded", lambda *_: None),
-    "still written": lambda patch: patch.setattr(verification.Verifier, "_check_late", lambda *_: None),
+    "crowded": lambda patch: without_checks(patch, "crowded"),
+    "still written": lambda patch: without_checks(patch, "still written"),
     "changed": _no_changes,
     "timed changes": _no_timed_changes,
     "judge": _no_judge,

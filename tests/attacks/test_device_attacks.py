@@ -17,10 +17,10 @@ import pytest
 from device_attacked import device_kernel, find
 from device_modules import CLOCKS, HONEST_MODULE, MODULE_ENDLESS, MODULE_REFUSED, MODULE_ROWS, SKIPPING
 from device_rows import BOMBS, KEPT_SUMS, LAZY, LAZY_NS, PLAIN_SUMS, REFUSED, ROWS, DeviceRow
-from switches import SWITCHES
+from switches import SWITCHES, without_checks
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
-from pytest_cudaforge.evaluation import sitting, verification
+from pytest_cudaforge.evaluation import sitting
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.novelty import Round
@@ -306,7 +306,7 @@ def test_a_plan_that_cheats_under_the_clock_is_refused(
     row: DeviceRow, verdicts_of: Of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Verification's calls without a pause find such kernels, too: here it is the clock's turn.
-    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    without_checks(monkeypatch, "changed")
     verdicts = verdicts_of(row)
     timed = [one for one in verdicts.rows if one.timing]
     verdicts.reach([(c, one.target, True) for one in timed for c in (one.attack, one.twin)])
@@ -354,7 +354,7 @@ def test_a_module_takes_as_long_as_its_kernels_whatever_it_does_to_clocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Whoever changes a clock is refused for that alone.
-    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    without_checks(monkeypatch, "left behind")
     wanted = [_parameters(item).get("name") for item in request.session.items]
     # They are verified side by side, and timed one by one.
     modules.reach([(one, "twice_any", True) for other, one in CLOCKS if other in (*wanted, CLOCKS[-1][0])])

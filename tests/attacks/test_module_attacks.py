@@ -12,6 +12,7 @@ from typing import Literal
 
 import pytest
 from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
+from switches import without_checks
 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
 from pytest_cudaforge.evaluation import module_building, runs, sitting, verification
@@ -143,7 +144,7 @@ def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path, monkeyp
     attack = model("real(0.003); return x * 2", before=before)
     evaluation = lenient.evaluate(attack, find(repo, "::twice"))
     assert evaluation.status is Status.REJECTED and "clocks" in evaluation.reason
-    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    without_checks(monkeypatch, "left behind")
     evaluation = lenient.evaluate(attack, find(repo, "::twice"))
     assert evaluation.status is Status.PASSED, evaluation.reason
     assert evaluation.timing is not None
@@ -178,7 +179,7 @@ def test_calls_skipped_while_nobody_fetches_their_answers_win_nothing(
     monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
     monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
     # Values that change in a run of calls show it, too.
-    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    without_checks(monkeypatch, "changed")
     monkeypatch.setattr(sitting.Sitting, "_check_changed", lambda *_: None)
     monkeypatch.setattr(sitting.Sitting, "_check_written", lambda *_: None)
     # What it saves is a few microseconds of thirty: a neighbour's turn on the core may hide that, once.
@@ -219,7 +220,7 @@ def test_a_module_that_rests_until_the_next_pause_is_refused_and_its_twin_passes
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.INCORRECT_NUMERICAL and "without a pause" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)
+    without_checks(monkeypatch, "changed")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -239,7 +240,7 @@ def test_a_module_that_keeps_something_of_every_call_is_refused_and_its_twin_pas
     assert evaluation.status is Status.REJECTED, evaluation.reason
     assert "memory behind" in evaluation.reason
     assert _verdict(lenient, repo, keeping("64")).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_leaks", lambda *_: None)
+    without_checks(monkeypatch, "leaks")
     assert _verdict(lenient, repo, keeping("None")).status is Status.PASSED
 
 
@@ -262,7 +263,7 @@ def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_
     assert "kept" in evaluation.reason
     twin = model("return torch.mul(x, 2, out=torch.empty_like(x))")
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    without_checks(monkeypatch, "kept answers")
     assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
 
 
@@ -285,7 +286,7 @@ def test_a_module_whose_answers_are_parts_of_one_memory_is_refused_and_its_twin_
     assert evaluation.status is Status.REJECTED and "one storage" in evaluation.reason, evaluation.reason
     twin = model("return torch.mul(x, 2, out=place(x)).clone()", before=_SLICES)
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    without_checks(monkeypatch, "kept answers")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -307,7 +308,7 @@ def test_a_module_that_returns_its_input_where_nothing_is_to_be_done_is_refused_
     evaluation = _verdict(lenient, repo, attack, "::clipped")
     assert evaluation.status is Status.INCORRECT_SHAPE and "shares memory" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin, "::clipped").status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_shortcuts", lambda *_: None)
+    without_checks(monkeypatch, "shortcuts")
     assert _verdict(lenient, repo, attack, "::clipped").status is Status.PASSED
 
 
@@ -327,7 +328,7 @@ def test_a_module_with_one_answer_for_each_input_is_refused_and_its_twin_passes(
     assert evaluation.status is Status.REJECTED and "kept" in evaluation.reason, evaluation.reason
     twin = model("return place(x).copy_(x * 2).clone()", before=_SAME_AGAIN)
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    without_checks(monkeypatch, "kept answers")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -358,7 +359,7 @@ def test_a_module_that_takes_back_what_a_view_holds_is_refused_and_its_twin_pass
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and "kept" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_kept", lambda *_: None)
+    without_checks(monkeypatch, "kept answers")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -402,7 +403,7 @@ def test_a_module_whose_thread_goes_on_is_refused_and_its_twin_passes(
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and "go on working" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_left_running", lambda *_: None)
+    without_checks(monkeypatch, "left running")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -440,7 +441,7 @@ def test_what_no_file_may_change_even_as_it_is_imported(
     attack = model("return x * 2", before=before)
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
-    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    without_checks(monkeypatch, "left behind")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -467,7 +468,7 @@ def test_work_that_is_left_to_an_onlooker_is_refused_and_its_twin_passes(
     assert evaluation.status is Status.REJECTED and "look on" in evaluation.reason, evaluation.reason
     twin = model(f"{body}\nlen(waiting)\nassert not waiting and sys.getprofile() is None\nreturn y", before=_WATCH)
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    without_checks(monkeypatch, "left behind")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
@@ -485,7 +486,7 @@ def test_a_module_that_sizes_itself_by_its_first_call_is_refused_and_its_twin_pa
     evaluation = _verdict(lenient, repo, attack, "::sums")
     assert evaluation.status is Status.INCORRECT_NUMERICAL and "by turns" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin, "::sums").status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_turns", lambda *_: None)
+    monkeypatch.setattr(verification, "turns", lambda *_: None)
     assert _verdict(lenient, repo, attack, "::sums").status is Status.PASSED
 
 
@@ -508,7 +509,7 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
     evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
     assert evaluation.status is Status.INCORRECT_NUMERICAL and "default/a " in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_second_instance", lambda *_: None)
+    without_checks(monkeypatch, "instances")
     assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
 
 
@@ -620,7 +621,7 @@ def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_pa
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
     twin = model(f"{before}\n{change}\n{undo}\nreturn x * 2")
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_left_behind", lambda *_: None)
+    without_checks(monkeypatch, "left behind")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 

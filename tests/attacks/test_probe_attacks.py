@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from judged_targets import find
+from switches import without_checks
 
-from pytest_cudaforge.evaluation import cases, verification
+from pytest_cudaforge.evaluation import cases, probes
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.plan import TensorSpec
@@ -207,8 +208,8 @@ def test_wider_loads_than_its_tensors_are_aligned_to(judged: Judged, monkeypatch
     aligned = _candidate("if ((uintptr_t)x % 32) return;")
     assert _guard(judged("largest_drawn", aligned)).align_bytes == 32
     assert _guard(judged("largest_drawn", HONEST)).align_bytes == 1
-    monkeypatch.setattr(verification, "_ALIGNMENTS", (1,))
-    monkeypatch.setitem(verification._CONTRACT_ALIGNMENT, "cpu", 16)
+    monkeypatch.setattr(probes, "_ALIGNMENTS", (1,))
+    monkeypatch.setitem(probes._CONTRACT_ALIGNMENT, "cpu", 16)
     assert _guard(judged("largest_drawn", aligned)).align_bytes == 16
 
 
@@ -216,12 +217,12 @@ def test_whole_vectors_that_end_behind_a_tensor(judged: Judged, monkeypatch: pyt
     """Where it is aligned to as much as they are wide none of them crosses a page."""
     whole = _candidate("if (down == cols) { volatile float last = x[(rows * cols - 1) / 16 * 16 + 15]; (void)last; }")
     assert _guard(judged("largest_drawn", whole)).align_bytes == 64
-    original = verification.Verifier._probe_run
+    original = probes.Prober._problem
 
-    def without_pages(self: verification.Verifier, *given: Any, **how: Any) -> str:
-        return "" if given[3].endswith("at the end of a page") else original(self, *given, **how)
+    def without_pages(self: probes.Prober, *given: Any, **how: Any) -> str:
+        return "" if given[2].endswith("at the end of a page") else original(self, *given, **how)
 
-    monkeypatch.setattr(verification.Verifier, "_probe_run", without_pages)
+    monkeypatch.setattr(probes.Prober, "_problem", without_pages)
     assert _guard(judged("largest_drawn", whole)).align_bytes == 1
 
 
@@ -245,12 +246,12 @@ def test_an_input_that_is_aligned_says_nothing_about_the_weight(
 ) -> None:
     fooled = _candidate("if ((uintptr_t)x % 16 == 0 && (uintptr_t)w % 16) return;", weighted=True)
     assert _guard(judged("Weighted", fooled)).align_bytes == 16
-    original = verification.Verifier._probe_run
+    original = probes.Prober._problem
 
-    def first_frame(self: verification.Verifier, *given: Any, **how: Any) -> str:
+    def first_frame(self: probes.Prober, *given: Any, **how: Any) -> str:
         return original(self, *given, **{**how, "frames": 1})
 
-    monkeypatch.setattr(verification.Verifier, "_probe_run", first_frame)
+    monkeypatch.setattr(probes.Prober, "_problem", first_frame)
     assert _guard(judged("Weighted", fooled)).align_bytes == 1
 
 
@@ -259,7 +260,7 @@ def test_as_many_threads_as_there_were_cores(judged: Judged, monkeypatch: pytest
     refused = judged("largest", counted)
     assert refused.status is Status.INCORRECT_NUMERICAL and "OpenMP threads: 1" in refused.reason
     assert judged("largest", _candidate(threads="omp_get_num_threads()")).status is Status.PASSED
-    monkeypatch.setattr(verification.Verifier, "_check_thread_counts", lambda *_: None)
+    without_checks(monkeypatch, "thread counts")
     assert judged("largest", counted).status is Status.PASSED
 
 

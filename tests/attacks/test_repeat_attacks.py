@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from judged_targets import find, write_repo
+from switches import without_checks
 
-from pytest_cudaforge.evaluation import evaluator, verification
+from pytest_cudaforge.evaluation import checks, evaluator
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Status
 
@@ -47,9 +48,9 @@ def test_a_kernel_that_is_sometimes_wrong_is_refused_and_its_twin_passes(tmp_pat
 
 
 def test_without_the_repeats_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_repeated", lambda *_: None)
-    monkeypatch.setattr(verification.Verifier, "_check_changed", lambda *_: None)  # many calls as well
-    monkeypatch.setattr(verification.Verifier, "_check_beside", lambda *_: None)
+    without_checks(monkeypatch, "repeated")
+    without_checks(monkeypatch, "changed")  # many calls as well
+    without_checks(monkeypatch, "beside")
     assert _status(tmp_path, "same && same % 7 == 0")[0] is Status.PASSED
 
 
@@ -109,8 +110,7 @@ def test_where_threads_sleep_and_one_answer_is_looked_at_they_would_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluator, "_short_spins", lambda _: ())
-    for name in ("_check_repeated", "_check_changed", "_check_beside"):
-        monkeypatch.setattr(verification.Verifier, name, lambda *_: None)
+    without_checks(monkeypatch, "repeated", "changed", "beside")
     # A sleeping thread may be woken beside its waker all the same, now and then.
     assert Status.PASSED in (_counts(tmp_path / str(attempt), "")[0] for attempt in range(4))
 
@@ -157,7 +157,7 @@ def test_state_that_is_right_after_the_first_call_only_is_refused_and_its_twin_p
 
 
 def test_without_the_second_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification.Verifier, "_check_second_call", lambda *_: None)
+    without_checks(monkeypatch, "later calls")
     assert _counted(tmp_path, "*seen = 1")[0] is Status.PASSED
 
 
@@ -198,5 +198,5 @@ def test_a_correction_that_ends_after_hundreds_of_calls_is_refused_and_its_twin_
 
 
 def test_without_the_later_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "_LATER_CALLS", ())
+    monkeypatch.setattr(checks, "_LATER_CALLS", ())
     assert _fading(tmp_path, "*power < 0.08f")[0] is Status.PASSED

@@ -21,7 +21,7 @@ from verdict_rows import ELSEWHERE, REFUSED, ROWS, Row
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.errors import BuildFailure
-from pytest_cudaforge.evaluation import building, cases, runs, verification
+from pytest_cudaforge.evaluation import building, cases, checks, probes, runs, verification
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.evaluation.cases import call_layout
@@ -163,7 +163,7 @@ def test_a_table_of_known_inputs_answers_only_where_seeds_are_foreseeable(
     if not secret:
         counted = _Counted()
         counted.SystemRandom = random.SystemRandom  # type: ignore[attr-defined]
-        for module in (cases, runs, verification):
+        for module in (cases, checks, runs, probes, verification):
             monkeypatch.setattr(module, "secrets", counted)
     evaluation = evaluator.evaluate(candidate, find(repo, "energy"), timing=False)
     wanted = Status.INCORRECT_NUMERICAL if secret else Status.PASSED

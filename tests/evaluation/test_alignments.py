@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pytest_cudaforge.evaluation.probes import Prober
 from pytest_cudaforge.evaluation.runs import Findings
-from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.records import Guard
 
 KEPT: Any = "the worker of the contract"
@@ -16,17 +16,20 @@ KEPT: Any = "the worker of the contract"
 
 def _tried(kind: str, needs: int, known: int = 1) -> tuple[list[tuple[int, bool]], Guard]:
     """What was tried, and whether with the kept worker, of a kernel that needs so much; the guard."""
-    verifier, tried = Verifier.__new__(Verifier), []
-    verifier.kitchen = SimpleNamespace(device=SimpleNamespace(kind=kind))  # type: ignore[assignment]
-    verifier._findings = Findings(guard=Guard(align_bytes=known))
+    findings: Findings = Findings(guard=Guard(align_bytes=known))
+    benches: Any = SimpleNamespace(findings=findings)
+    kitchen: Any = SimpleNamespace(device=SimpleNamespace(kind=kind))
+    product: Any = SimpleNamespace(binaries=())
+    facts: Any = None
+    prober, tried = Prober(benches, product, facts, kitchen, None), list[tuple[int, bool]]()
 
-    def problem(product: Any, aligned_to: int, kept: Any) -> str:
+    def problem(aligned_to: int, kept: Any) -> str:
         tried.append((aligned_to, kept is KEPT))
         return "misaligned address" if aligned_to < needs else ""
 
-    verifier._misaligned_problem = problem  # type: ignore[method-assign]
-    verifier._probe_misaligned(SimpleNamespace(binaries=()), KEPT)  # type: ignore[arg-type]
-    return tried, verifier._findings.guard
+    prober._misaligned_problem = problem  # type: ignore[method-assign]
+    prober.look_at_alignment(KEPT)
+    return tried, findings.guard
 
 
 @pytest.mark.parametrize(

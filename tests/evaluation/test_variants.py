@@ -11,7 +11,7 @@ import torch
 from judged_targets import find
 
 from pytest_cudaforge.errors import TargetError
-from pytest_cudaforge.evaluation import variants, verification
+from pytest_cudaforge.evaluation import probes, variants
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.variants import (
     IN_FRONT,
@@ -208,9 +208,9 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
 
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
-    assert (verification._OTHER, verification._STRIDED) == (OTHER, STRIDED)
-    assert (IN_FRONT, ORDER, TINY, TALL, *PARTED) == verification._IF_TAKEN
-    assert all(verification._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
+    assert (probes._OTHER, probes._STRIDED) == (OTHER, STRIDED)
+    assert (IN_FRONT, ORDER, TINY, TALL, *PARTED) == probes._IF_TAKEN
+    assert all(probes._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
 
 
 def test_heads_and_positions_as_behind_a_transpose() -> None:

@@ -194,7 +194,9 @@ def plan(x):
         assert evaluation.status is status, evaluation.reason
 
 
-def test_sums_beside_a_place_need_not_be_better_where_most_values_are_equal(evaluator: Evaluator, tmp_path: Path) -> None:
+def test_sums_beside_a_place_need_not_be_better_where_most_values_are_equal(
+    evaluator: Evaluator, tmp_path: Path
+) -> None:
     """Of few different values a serial sum's rounding all goes one way; they are drawn for the place's sake."""
     (tmp_path / "layers.py").write_text("""
 import torch

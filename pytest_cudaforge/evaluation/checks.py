@@ -1,0 +1,406 @@
+"""Circumstances in which kernels fail that were right in every trial: ``CHECKS``, a table in the order they are tried.
+
+Each check is a function that raises Refusal. What it is about, and which candidates it concerns, stands in its row.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pytest_cudaforge.errors import ForgeError, LaunchFailure, WorkerCrash, WorkerFailure, WorkerTimeout
+from pytest_cudaforge.evaluation.benches import Benches
+from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.cases import Trial, call_layout
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker, NewInstance
+from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
+from pytest_cudaforge.evaluation.runs import AGED_CALLS, Run
+from pytest_cudaforge.evaluation.settings import DRAWN
+from pytest_cudaforge.evaluation.worker import openmp_threads
+from pytest_cudaforge.languages.binary import block_sizes
+from pytest_cudaforge.records import CaseResult, Status, Target
+
+__all__ = ["CHECKS", "Bout", "Check", "checks_for", "turns"]
+
+#: How many calls of the reference's there were before later ones: some, as what wears off may be nothing at last.
+_LATER_CALLS = ((300, 700), (1500, 3000))
+#: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
+#: copy takes over, or by what all of its class have in common, answers with another one's.
+_INSTANCES: dict[str, NewInstance] = {
+    "a second instance": "beside",
+    "a copy": "copy",
+    "a third instance": "weights alone",
+    "a fourth instance": "alone",
+}
+#: A process that makes no call takes less than this share of a core's time, in one of some intervals at least, each so
+#: long: OpenMP's threads look out for work for a while.
+_IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
+#: The weights of a module that is made three times, at most.
+_MOST_WEIGHTS_BYTES = 1 << 28
+#: How many buffers lie at the end of a GPU's mapped memory, one after another; one where a call is larger.
+_MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
+#: More threads than most machines have cores, and as many as a sandbox surely allows.
+_MANY_THREADS, _MOST_THREADS = 97, 512
+
+
+@dataclass(frozen=True)
+class Bout:
+    """One workload's candidate that was right in all of its trials, on the bench where it was.
+
+    ``last``: the last of these trials. ``mutated``: what the reference writes of its inputs and its state, by path.
+    """
+
+    target: Target
+    product: Product
+    device_kind: str
+    oracle: OracleClient
+    benches: Benches
+    hang_limit_s: float
+    run: Run
+    last: Trial
+    mutated: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.product.workload.name
+
+    def trial(self, name: str, case: TrialCase | None = None, **changes: Any) -> Trial:
+        """As the last one, over poison, with other values where ``case`` says so."""
+        plain = replace(self.last, name=name, case=case or self.last.case, calls_before=0, renewed=False)
+        return replace(plain, exchanged=False, **changes)
+
+    def new_values(self, family: str = "") -> TrialCase:
+        """Under the same weights; of the last trial's family, or of this one, or as drawn ("drawn")."""
+        return replace(self.last.case, seed=secrets.randbits(62), family=family or self.last.case.family)
+
+    def require(self, trial: Trial, judge: Callable[[str, Trial], CaseResult] | None = None) -> None:
+        """Raises Refusal where a trial fails; by default it is one call, as in the contract."""
+        self.benches.require(self.product, trial, judge or functools.partial(self.run.case, contract=True))
+
+    def reject(self, reason: str) -> None:
+        """Raises Refusal."""
+        raise self.benches.refusal(Status.REJECTED, f"{self.name}: {reason}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """``of``: launch plans or modules alone; ``on``: one kind of device alone. ``mutating``: also where the reference
+    writes its inputs or its state, so that values differ from call to call; ``big``: also where a call moves gigabytes.
+    """
+
+    name: str
+    made: Callable[[Bout], None]
+    of: Literal["plan", "module", ""] = ""
+    on: Literal["cpu", "cuda", ""] = ""
+    mutating: bool = False
+    big: bool = False
+
+    def concerns(self, *, module: bool, device_kind: str, mutates: bool, big: bool) -> bool:
+        kind = "module" if module else "plan"
+        if self.of not in ("", kind) or self.on not in ("", device_kind):
+            return False
+        return (self.mutating or not mutates) and (self.big or not big)
+
+
+def checks_for(product: Product, device_kind: str, *, mutates: bool, big: bool) -> tuple[Check, ...]:
+    """Those of ``CHECKS`` that concern a candidate, in order."""
+    module = not product.traced.main.steps
+    return tuple(c for c in CHECKS if c.concerns(module=module, device_kind=device_kind, mutates=mutates, big=big))
+
+
+# -- what a call leaves behind
+
+
+def left_behind(bout: Bout) -> None:
+    """A call that is right and leaves another rounding, or another default dtype, makes others wrong."""
+    try:
+        left = _changed_settings(bout)
+    except WorkerTimeout as error:
+        raise bout.benches.broken(bout.product, bout.last, Status.TIMEOUT, error) from error
+    if DRAWN in left and bout.oracle.draws(bout.target, bout.name):
+        left = tuple(name for name in left if name != DRAWN)
+    if left:
+        told = ", ".join(left)
+        bout.reject(f"a call leaves changed what other code answers by: {told}; put it back before returning")
+
+
+def _changed_settings(bout: Bout) -> tuple[str, ...]:
+    """By name. A C++ plan makes one more call: who takes all cores leaves no trace where there were as many threads
+    before; with one more none of the team goes unasked."""
+    worker = bout.run.worker
+    usual = openmp_threads() if bout.device_kind == "cpu" and bout.product.traced.main.steps else 0
+    if usual:
+        worker.set_threads(usual + 1)
+        bout.run.call(bout.last.frame)
+    left = worker.left_changed(timeout_s=bout.hang_limit_s)
+    if usual:
+        worker.set_threads(usual)
+    return left
+
+
+def left_running(bout: Bout) -> None:
+    """Threads that go on when a call has returned take their time from whoever is timed next."""
+    worker = bout.run.worker
+    for interval_s in _IDLE_S:
+        before_ns = worker.processor_ns()
+        time.sleep(interval_s)
+        if worker.processor_ns() - before_ns < _IDLE_SHARE * interval_s * 1e9:
+            return
+    bout.reject("threads of the candidate go on working when its calls have returned")
+
+
+def leaks(bout: Bout) -> None:
+    """Does call after call leave memory behind, or descriptors? A launch plan on a GPU takes none itself."""
+    if bout.device_kind == "cuda" and bout.product.traced.main.steps:
+        return
+    leak = bout.run.leak()
+    if not leak and bout.run.keeps_inputs():
+        leak = "calls keep hold of their inputs, each of them, and of the memory that those take"
+    if leak:
+        bout.reject(leak)
+
+
+# -- many calls
+
+
+def repeated(bout: Bout) -> None:
+    """Many calls on the last trial's values: threads that race each other are right most of the time."""
+    bout.require(replace(bout.last, name="repeated", calls_before=0), bout.run.repeated)
+
+
+def later_calls(bout: Bout) -> None:
+    """Where forward writes its state, from the state that the reference's first call leaves: a counter that is set to
+    one, and what is derived from the state as constructed, is right in a first call only. Then from what some hundreds
+    of the reference's calls leave: a table that is full, a correction that wears off."""
+    if not any(path.startswith("state/") for path in bout.mutated):
+        return
+    later = (("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS)
+    for name, calls in (("a second call", 1), *later):
+        case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed, advanced=calls)
+        bout.require(bout.trial(name, case))
+
+
+def one_after_another(bout: Bout) -> None:
+    """New values in two frames, then a call in each without a pause, as a model makes them: a kernel that takes quick
+    calls for a clock's, or keeps something from one to the next, is right in all other trials."""
+    bout.require(bout.trial("one after another"), bout.run.one_after_another)
+
+
+def changed(bout: Bout) -> None:
+    """Values that change between two calls of a burst: a kernel that works after a pause only, when somebody may have
+    looked or written, is right in all other trials."""
+    bout.require(bout.trial("changed between calls"), bout.run.changed)
+
+
+def aged(bout: Bout) -> None:
+    """As after thousands of calls, and after as many as an hour makes, where the code keeps count of its calls: what
+    does less from then on, and a ticket that wraps, is right in all other trials."""
+    worker, moved = bout.run.worker, False
+    # Also where blocks come one after another: who sums up too early may be slower than those that it forgot.
+    busy = 0 if bout.device_kind == "cuda" else None
+    for further in bout.run.ages():
+        worker.advance_calls(further, timeout_s=bout.hang_limit_s)
+        moved, calls = True, "as many calls as its count of them can hold" if further is None else f"{further} calls"
+        for number in range(AGED_CALLS):
+            trial = bout.trial(f"as after {calls} more", bout.new_values(), room=busy if number % 2 else None)
+            bout.require(trial)
+    if moved:
+        worker.reload("the checks that follow", timeout_s=bout.hang_limit_s)
+
+
+# -- modules: instances, answers, inputs
+
+
+def kept_answers(bout: Bout) -> None:
+    """Answers that the caller keeps while it goes on, as a loop does that appends them to a list: a module that returns
+    memory of its own, in turn, overwrites them sooner or later. A plan's answers lie where the caller says."""
+    trial = bout.trial("answers are kept")
+    try:
+        count, altered, shared = bout.run.kept_answers(trial)
+    except WorkerTimeout as error:
+        raise bout.benches.broken(bout.product, trial, Status.TIMEOUT, error) from error
+    except (WorkerFailure, LaunchFailure) as error:
+        raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+    if altered or shared:
+        what = f"{altered} changed" if altered else f"{shared} are parts of one storage with another call's"
+        were = f"of {count} answers that were kept while the module was called again, {what}"
+        bout.reject(f"{were}: return memory of each call's own")
+
+
+def instances(bout: Bout) -> None:
+    """Another instance beside the first, as a network's second layer is, with weights of its own: a module that keeps
+    what it derived from weights for all of its class answers with the first one's."""
+    weights = (buffer for buffer in bout.product.traced.main.buffers if buffer.role == "state")
+    if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
+        return  # three of them may be more than there is room for
+    worker = bout.run.worker
+    assert isinstance(worker, ModuleWorker)
+    for name, how in _INSTANCES.items():
+        try:
+            worker.another_instance(name, how=how, timeout_s=bout.hang_limit_s)
+        except LaunchFailure as error:
+            if name == "a second instance":
+                return  # nobody promised that there may be two
+            if how == "copy":
+                continue  # nor that it can be copied
+            trial = replace(bout.last, name=name)
+            raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+        case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
+        bout.require(bout.trial(name, case))
+
+
+def shortcuts(bout: Bout) -> None:
+    """Values that leave an operation nothing to do: host code that then returns its input itself gives the caller what
+    it must not write into. How near the answers come is the contract trials' to say."""
+
+    def judged(name: str, trial: Trial) -> CaseResult:
+        found = bout.run.case(name, trial, contract=True)
+        told = tuple(mismatch for mismatch in found.mismatches if mismatch.kind in ("structure", "mutation"))
+        return replace(found, passed=not told, error_ratio=None, bound=None, mismatches=told)
+
+    for family in bout.oracle.shortcuts(bout.target, bout.name):
+        case = TrialCase(secrets.randbits(62), family, bout.last.case.weights_seed)
+        bout.require(bout.trial(family, case), judged)
+
+
+def still_written(bout: Bout) -> None:
+    """New values that the caller's stream writes after the call: host code that works in another stream has to wait for
+    it. In all other trials the inputs have been there for long."""
+    case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed)
+    bout.require(bout.trial("inputs that are still being written", case, late=True))
+
+
+# -- company
+
+
+def beside(bout: Bout) -> None:
+    """Two threads make the call at once, each with values and scratch of its own, as a server's do: a kernel whose
+    workspace is static mixes them up."""
+    layout = call_layout(bout.product.traced, frames=1)
+    with bout.benches.open(bout.product, layout, kept=bout.run.worker) as second:
+        bout.require(bout.trial("two callers at once"), functools.partial(bout.run.beside, second))
+
+
+def crowded(bout: Bout) -> None:
+    """New values, and a call while one multiprocessor is free, or one block's share of it: blocks that else run side by
+    side run one after another, so that who reads what others have not written yet finds what the call before left. Then
+    two blocks beside others that take their turns: who waits by the clock comes too soon."""
+    sizes = block_sizes(bout.product.traced.main, bout.product.binaries)
+    rooms = [(0, False), *((size, False) for size in sorted({max(sizes), min(sizes)} if sizes else ()))]
+    if sizes:
+        rooms.append((2 * max(sizes), True))
+    for room, at_work in rooms:
+        case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed)
+        name = f"beside a busy device, {room} threads free" if room else "beside a busy device"
+        name += ", its turns taken" if at_work else ""
+        bout.require(bout.trial(name, case, room=room, at_work=at_work))
+
+
+def thread_counts(bout: Bout) -> None:
+    """With one OpenMP thread, and with more than there are cores: production's torch.set_num_threads is one that no
+    verification foresees, and a kernel that counts on this machine's leaves work undone there, or writes behind its
+    arrays."""
+    usual, worker = openmp_threads(), bout.run.worker
+    for count in sorted({1, min(2 * usual + 1, _MOST_THREADS), _MANY_THREADS}):
+        worker.set_threads(count)
+        bout.require(bout.trial(f"OpenMP threads: {count}", bout.new_values()))
+    worker.set_threads(usual)
+
+
+# -- memory
+
+
+def sealed(bout: Bout) -> None:
+    """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts the
+    old bytes back shows in no comparison. (A module's host code could map a GPU's memory as it likes.)"""
+    trial, run = bout.trial("sealed inputs", bout.new_values()), bout.run
+    run.seal(bout.mutated)
+    try:
+        case = run.case(bout.name, trial, contract=True)
+    except (WorkerCrash, LaunchFailure) as error:
+        if isinstance(error, LaunchFailure) and bout.device_kind == "cpu":
+            raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+        # A GPU refuses the write itself; all that has changed since the calls before is the mapping.
+        reason = f"a call writes to its inputs, parameters or prepared values, and may put the old back: {error}"
+        raise bout.benches.broken(bout.product, trial, Status.REJECTED, ForgeError(reason)) from error
+    except WorkerFailure as error:
+        raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+    bout.require(trial, lambda *_: case)
+
+
+def guarded(bout: Bout) -> None:
+    """Once more with every buffer's end, then with its start, at a page that cannot be touched: a kernel that reads out
+    of bounds and does nothing with it shows in no output."""
+    layout = call_layout(bout.product.traced, frames=2, guarded=True)
+    with bout.benches.open(bout.product, layout, kept=bout.run.worker) as run:
+        case = bout.new_values()
+        for frame, name in enumerate(("at the end of a page", "at the start of a page")):
+            trial = bout.trial(name, case, frame=frame)
+            _require_in_bounds(bout, run, trial, f"a call reads or writes memory outside a buffer {name}")
+
+
+def edges(bout: Bout) -> None:
+    """On a GPU: once more with one buffer after another where mapped memory ends, and with one where it begins."""
+    product = bout.product
+    usual = call_layout(product.traced, frames=1)
+    names = [name for name, _, nbytes in usual.data["regions"] if nbytes]
+    if not product.traced.main.steps:  # a module's weights and answers lie in memory of its own
+        names = [name for name in names if "/input/" in name]
+    most = _MOST_EDGES if usual.data["nbytes"] < _EDGES_BYTES else 1
+    for at_end in secrets.SystemRandom().sample(names, min(most, len(names))):
+        layout = call_layout(product.traced, frames=1, edges=(names[names.index(at_end) - 1], at_end))
+        trial = bout.trial(f"{at_end.removeprefix('f0/')} at the end of memory", bout.new_values(), frame=0)
+        with bout.benches.open(product, layout, kept=bout.run.worker) as run:
+            told = "a call touches memory outside a buffer that lies where mapped memory ends"
+            _require_in_bounds(bout, run, trial, told)
+
+
+def _require_in_bounds(bout: Bout, run: Run, trial: Trial, told: str) -> None:
+    """Raises Refusal, with the words ``told`` where the call ended the worker, or the device refused it."""
+    failures = (WorkerCrash, LaunchFailure) if bout.device_kind == "cuda" else (WorkerCrash,)
+    try:
+        case = run.case(bout.name, trial, contract=True)
+    except failures as error:
+        raise bout.benches.broken(bout.product, trial, Status.REJECTED, ForgeError(f"{told}: {error}")) from error
+    bout.require(trial, lambda *_: case)
+
+
+# -- several workloads
+
+
+def turns(one: Bout, other: Product) -> None:
+    """One instance of a module is called with both workloads by turns: what it sized, or kept, by its first call is
+    wrong afterwards. A launch plan has an instance of its own for each."""
+    worker, benches = one.run.worker, one.benches
+    assert isinstance(worker, ModuleWorker)
+    with benches.open(other, call_layout(other.traced, frames=1), kept=worker) as second:
+        for turned in (one.run, second, one.run):
+            worker.turn(turned.product.traced, turned.product.workload, timeout_s=one.hang_limit_s)
+            trial = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
+            benches.require(turned.product, trial, functools.partial(turned.case, contract=True))
+
+
+CHECKS = (
+    Check("left behind", left_behind, mutating=True, big=True),
+    Check("left running", left_running, mutating=True, big=True),
+    Check("repeated", repeated),
+    Check("leaks", leaks),
+    Check("later calls", later_calls, mutating=True),
+    Check("one after another", one_after_another),
+    Check("kept answers", kept_answers, of="module"),
+    Check("instances", instances, of="module"),
+    Check("shortcuts", shortcuts, of="module"),
+    Check("beside", beside, of="plan", on="cpu"),
+    Check("crowded", crowded, of="plan", on="cuda", mutating=True),
+    Check("still written", still_written, of="module", on="cuda"),
+    Check("changed", changed),
+    Check("thread counts", thread_counts, of="plan", on="cpu", mutating=True),
+    Check("aged", aged, of="plan"),
+    Check("sealed", sealed, mutating=True),
+    Check("guarded", guarded, on="cpu", mutating=True),
+    Check("edges", edges, on="cuda", mutating=True),
+)

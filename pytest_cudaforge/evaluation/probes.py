@@ -1,0 +1,289 @@
+"""What the contract does not promise: other sizes, strides, alignments. Whatever fails there narrows the guard."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from pytest_cudaforge.errors import LaunchFailure, Unsupported, WorkerFailure
+from pytest_cudaforge.evaluation.arena import ALIGN_BYTES, HOST_ALIGN_BYTES
+from pytest_cudaforge.evaluation.benches import Benches
+from pytest_cudaforge.evaluation.building import Product
+from pytest_cudaforge.evaluation.cases import CallLayout, Trial, call_layout
+from pytest_cudaforge.evaluation.contract import compare_structure
+from pytest_cudaforge.evaluation.oracle import TrialCase
+from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.evaluation.worker import Worker
+from pytest_cudaforge.languages import Binary
+from pytest_cudaforge.plan import LaunchPlan, TracedPlan
+from pytest_cudaforge.records import CaseResult, DeviceFacts, Guard, Status, TargetFacts, WorkloadFacts
+
+__all__ = ["Plans", "Prober", "narrow"]
+
+#: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
+_OTHER, _STRIDED = "other ", "strided"
+#: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
+_TALL = "tall"
+_IF_TAKEN = ("strided in front", "strided order", "tiny", _TALL, "only last", "all but last")
+_SIZE = re.compile(r"size (\d+) -> (\d+)")
+#: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
+_ALIGNMENTS = (1, 16, 32, 64)
+_CONTRACT_ALIGNMENT = {"cpu": HOST_ALIGN_BYTES, "cuda": ALIGN_BYTES}
+_TRITON_ALIGNMENT = 16
+
+
+class _Untried(Exception):
+    """A probe that was not run: the plan refuses it, or has no kernel for it yet."""
+
+
+class Plans(Protocol):
+    """Makes plans and binaries for shapes beside the declared ones."""
+
+    device: DeviceFacts
+
+    def trace(self, workload: WorkloadFacts) -> TracedPlan: ...
+
+    def knows(self, traced: TracedPlan) -> bool: ...
+
+    def compile(self, traced: TracedPlan) -> tuple[Binary, ...]: ...
+
+
+def narrow(
+    benches: Benches, reason: str, *, contiguous: bool = False, drawn: bool = False, align_bytes: int = 1
+) -> None:
+    """The guard excludes more from now on, for ``reason``."""
+    guard = benches.findings.guard
+    benches.findings.guard = replace(
+        guard,
+        contiguous_only=guard.contiguous_only or contiguous,
+        align_bytes=max(guard.align_bytes, align_bytes),
+        drawn_shapes_only=guard.drawn_shapes_only or drawn,
+        reasons=(*guard.reasons, reason),
+    )
+
+
+class Prober:
+    """The probes of one workload. ``excluded``: a guard outside of which nothing is looked at, or None."""
+
+    def __init__(
+        self, benches: Benches, product: Product, facts: TargetFacts, kitchen: Plans, excluded: Guard | None
+    ) -> None:
+        self.benches, self.product, self.facts, self.kitchen = benches, product, facts, kitchen
+        self.excluded = excluded
+
+    @property
+    def _guard(self) -> Guard:
+        return self.benches.findings.guard
+
+    @property
+    def _kind(self) -> str:
+        return self.kitchen.device.kind
+
+    @property
+    def _contract_alignment(self) -> int:
+        return _CONTRACT_ALIGNMENT[self._kind]
+
+    # -- sizes, strides, values
+
+    def leave_alone(self) -> None:
+        """Where a call moves too much to be probed."""
+        reason, align_bytes = "the call moves gigabytes and was not probed", self._contract_alignment
+        narrow(self.benches, reason, contiguous=True, drawn=True, align_bytes=align_bytes)
+
+    def look_around(self) -> None:
+        """Raises Refusal where something fails that the target promises."""
+        if self.excluded is not None and not any(self._is_open(strided) for strided in (True, False)):
+            return
+        sizes = 0
+        variants = self.benches.setting.oracle.variants(self.benches.target, self.product.workload.name)
+        for (name, _), members in itertools.groupby(variants, key=_kind_of):
+            if name.startswith(_OTHER):
+                for other, variant in members if self.excluded is None else ():
+                    self._try_other_values(other, variant)
+                continue
+            strided = name.startswith(_STRIDED)
+            if name.startswith(_IF_TAKEN) and not self._takes(name, self.product.traced.main):
+                continue
+            sizes += not strided
+            if self._is_open(strided):
+                self._try_first(list(members), strided)
+        if not sizes:
+            narrow(self.benches, "no neighbouring shape could be drawn", drawn=True)
+
+    def _takes(self, name: str, plan: LaunchPlan) -> bool:
+        """Is a variant worth a process of its own that says nothing of who does not take it?"""
+        if not plan.steps:  # nothing of a module is dispatched to; but what its target promises
+            return self.facts.strides == "any" if name.startswith(_STRIDED) else self.facts.dynamic
+        # A grid's first dimension is as long as any tensor, but what is counted in it may have no room for as many.
+        deep = any(max(launch.grid[1:], default=1) > 1 for launch in plan.launches)
+        return not name.startswith(_TALL) or deep or self.facts.dynamic
+
+    def _is_promised(self, strided: bool) -> bool:
+        return self.facts.strides == "any" if strided else self.facts.dynamic
+
+    def _is_open(self, strided: bool) -> bool:
+        """Whether such calls are in use although not drawn, or promised by the target whatever the guard says."""
+        guard = self.excluded
+        if guard is None or self._is_promised(strided):
+            return True
+        return not (guard.contiguous_only if strided else guard.drawn_shapes_only)
+
+    def _try_other_values(self, name: str, workload: WorkloadFacts) -> None:
+        """An input that is the same in every draw, with other values: right answers are not promised, but who relies on
+        them should know."""
+        try:
+            problem = self._variant_problem(name, workload, contract=False)
+        except _Untried as error:
+            problem = str(error)
+        if problem:
+            path = name.removeprefix(_OTHER)
+            narrow(self.benches, f"input {path} is the same in every draw; with other values of it: {problem}")
+
+    def _try_first(self, members: Sequence[tuple[str, WorkloadFacts]], strided: bool) -> None:
+        """The first of them that the plan takes. A plan that refuses a size sends production's call to the reference,
+        and one that has other constants there would be compiled anew: then the next one tells more."""
+        contract = self._is_promised(strided)
+        if strided and not contract and self._guard.contiguous_only:
+            return
+        refused = ""
+        for name, workload in members:
+            try:
+                problem = self._variant_problem(name, workload, contract)
+            except _Untried as error:
+                refused = str(error)
+                continue
+            self._conclude(name, problem, contract, strided)
+            return
+        if members[0][0].startswith(_IF_TAKEN):
+            return
+        # Where nothing but a far size was drawn, it was for kernels that take it as they are.
+        if contract or strided or len(members) > 1 or not _grows(members[0][0]):
+            self._conclude(members[-1][0], refused, contract, strided)
+
+    def _conclude(self, name: str, problem: str, contract: bool, strided: bool) -> None:
+        """Raises Refusal for a problem with what the target promises; any other narrows the guard."""
+        if problem and contract:
+            case = CaseResult(self.product.workload.name, name, True, False, None, None, note=problem)
+            self.benches.findings.cases.append(case)
+            promised = f"the target promises {'any strides' if strided else 'dynamic shapes'}"
+            raise self.benches.refusal(Status.REJECTED, f"{promised}: {name}: {problem}")
+        if problem:
+            narrow(self.benches, f"{name}: {problem}", contiguous=strided, drawn=not strided)
+
+    def _variant_problem(self, name: str, workload: WorkloadFacts, contract: bool) -> str:
+        """ "" where it passes, else what went wrong. Raises _Untried where it was not run for a plan's reasons."""
+        try:
+            traced = self.kitchen.trace(workload)
+        except Unsupported as error:
+            raise _Untried(f"plan.py refuses it: {error.what}") from error
+        except Refusal as refusal:
+            return refusal.reason
+        if not contract and not self.kitchen.knows(traced):
+            raise _Untried("its kernels are specialised to the drawn shapes by constants")
+        mismatches = compare_structure(traced.main, workload)
+        if mismatches:
+            return f"{mismatches[0].output}: {mismatches[0].detail}"
+        try:
+            product = Product(workload, traced, self.kitchen.compile(traced))
+        except Refusal as refusal:
+            return refusal.reason
+        return self._problem(product, call_layout(traced, frames=1), name, variant=name, contract=contract)
+
+    # -- alignment
+
+    def look_at_alignment(self, worker: Worker) -> None:
+        """The last thing the contract's worker does: a misaligned access may well end it. The guard asks for the least
+        alignment with which inputs and weights were right."""
+        if any(binary.language == "triton" for binary in self.product.binaries):
+            reason = "Triton's kernels are compiled for 16-byte aligned tensors"
+            narrow(self.benches, reason, align_bytes=_TRITON_ALIGNMENT)
+            return
+        known, most = self._guard.align_bytes, self._contract_alignment
+        kept: Worker | None = worker
+        tried = [align for align in _ALIGNMENTS if known <= align < most]
+        # A GPU's worker does not survive a misaligned vector, and a fresh one takes its time: what most kernels ask for
+        # comes first there, less only where that is right.
+        less = tried[:1] if self._kind == "cuda" and tried[:2] == [1, 16] else []
+        upwards = tried[len(less) :]
+        for align, more in zip(upwards, [*upwards[1:], most], strict=True):
+            if self._right_where_aligned(align, more, kept):
+                break
+            kept = None
+        if less and kept is not None:
+            self._right_where_aligned(1, 16, kept)
+
+    def _right_where_aligned(self, align: int, more: int, kept: Worker | None) -> bool:
+        """Where it is not, the guard asks for ``more``."""
+        problem = self._misaligned_problem(align, kept)
+        if problem:
+            what = "misaligned tensors" if align == 1 else f"tensors aligned to {align} bytes"
+            narrow(self.benches, f"{what}: {problem}", align_bytes=more)
+        return not problem
+
+    def _misaligned_problem(self, aligned_to: int, kept: Worker | None) -> str:
+        """Once with no tensor aligned to more, then with some that are: a kernel may look at one address and mean all
+        of them."""
+        traced = self.product.traced
+        plans = [plan for plan in (traced.main, traced.prepare) if plan is not None]
+        places = {buffer.source for plan in plans for buffer in plan.buffers if buffer.role in ("input", "state")}
+        if not places:
+            return ""
+        layout = call_layout(traced, frames=2, aligned_to=aligned_to)
+        name = "misaligned" if aligned_to == 1 else f"aligned to {aligned_to} bytes"
+        frames = 1 if len(places) == 1 else 2
+        problem = self._problem(self.product, layout, name, contract=False, kept=kept, frames=frames)
+        if problem or self._kind != "cpu":
+            return problem
+        # A vector that is aligned crosses no page: only such tensors can end where it reads on.
+        layout = call_layout(traced, frames=1, aligned_to=aligned_to, guarded=True)
+        return self._problem(self.product, layout, f"{name}, at the end of a page", contract=False, kept=kept)
+
+    # -- one probe
+
+    def _problem(
+        self,
+        product: Product,
+        layout: CallLayout,
+        name: str,
+        *,
+        contract: bool,
+        variant: str = "",
+        kept: Worker | None = None,
+        frames: int = 1,
+    ) -> str:
+        """ "" where the probe passes in all ``frames``, else what went wrong."""
+        workload = self.product.workload.name
+        case = CaseResult(workload, name, contract, False, None, None)
+        try:
+            with self.benches.open(product, layout, variant=variant, workload=workload, kept=kept) as run:
+                for frame in range(frames):
+                    # Weights as constructed are often all alike: whose they are shows in no answer.
+                    drawn = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
+                    case = run.case(workload, Trial(name, drawn, frame, 0), contract=contract)
+                    if not case.passed:
+                        break
+        except (WorkerFailure, LaunchFailure) as error:
+            case = replace(case, passed=False, note=str(error))
+        except Refusal as refusal:
+            case = replace(case, passed=False, note=refusal.reason)
+        self.benches.findings.cases.append(case)
+        if case.passed:
+            return ""
+        return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
+
+
+def _kind_of(variant: tuple[str, WorkloadFacts]) -> tuple[str, bool]:
+    """What variants have in common of which the first that can be tried will do: the size that changes, and whether it
+    grows."""
+    name = variant[0]
+    match = _SIZE.fullmatch(name)
+    return (f"size {match[1]}", _grows(name)) if match else (name, False)
+
+
+def _grows(name: str) -> bool:
+    match = _SIZE.fullmatch(name)
+    return match is not None and int(match[2]) > int(match[1])
