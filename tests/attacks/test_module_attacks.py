@@ -14,8 +14,8 @@ import pytest
 from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
 from switches import without_checks
 
+from pytest_cudaforge.evaluation import checks, module_building, runs, sitting, verification
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
-from pytest_cudaforge.evaluation import module_building, runs, sitting, verification
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
@@ -540,7 +540,7 @@ def test_a_copy_that_computes_with_the_weights_of_the_first_is_refused_and_its_t
     )
     twin = model(forward, _HANDLE_INIT, before=own)
     assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
-    monkeypatch.setattr(verification, "_INSTANCES", {"a second instance": "beside"})
+    monkeypatch.setattr(checks, "_INSTANCES", {"a second instance": "beside"})
     assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
 
 
@@ -561,7 +561,7 @@ def test_a_module_that_knows_its_weights_by_its_own_number_is_refused_and_its_tw
     evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
     assert evaluation.status is Status.INCORRECT_NUMERICAL and " instance" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
-    monkeypatch.setattr(verification, "_INSTANCES", {"a second instance": "beside"})
+    monkeypatch.setattr(checks, "_INSTANCES", {"a second instance": "beside"})
     assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
 
 
