@@ -287,7 +287,7 @@ class Attempt:
         product = next((p for p in self._products if p.workload.name == workload), None)
         if product is None or product.workload.input_bytes + product.workload.output_bytes > BIG_CALL_BYTES:
             return None
-        return Incumbent(product, self._worker_of)
+        return Incumbent(product, self._worker_of, self._kept)
 
     def _kitchen(self, builder: Builder | None = None) -> Kitchen:
         host = self.evaluator
@@ -348,7 +348,7 @@ class Attempt:
             self._worker_of,
             trials=host.settings.trials,
             hang_limit_s=self._limit_s(self._slowest()),
-            kept=kitchen.kept if isinstance(kitchen, Workshop) else (),
+            kept=self._kept,
             timed_frames=lambda workload: frame_count(workload, host.kind, host.cache_bytes, self.clock),
             # Other shapes would be compiled one by one, and say nothing of a configuration.
             probed=self.candidate.language != LANGUAGE,
@@ -358,6 +358,11 @@ class Attempt:
     def _slowest(self) -> Sample | None:
         alone = self.evaluator.about(self.target, self.clock).alone.values()
         return max((samples["eager"] for samples in alone), key=lambda sample: sample.median_ns, default=None)
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        """State that the candidate does not take over."""
+        return self._workshop.kept if self._workshop is not None else ()
 
     def _worker_of(self, product: Product) -> Worker:
         if self._workshop is not None:
@@ -450,6 +455,7 @@ class Attempt:
             alone_ns=alone.median_ns,
             incumbent=self.incumbent.beside(product.workload.name) if self.incumbent is not None else None,
             monitor=host.monitor,
+            kept=self._kept,
         )
         blocks = sitting.measure()
         self._lag = max(self._lag, sitting.lag)
@@ -507,7 +513,7 @@ class Attempt:
         product = self._raced_in.produce(workload)
         if isinstance(self._raced_in, Workshop):
             self._workbench(self._raced_in, product).open()
-        return Incumbent(product, self._worker_of)
+        return Incumbent(product, self._worker_of, self._kept)
 
     def _base_entrant(self, workload: WorkloadFacts, diary: Diary) -> Incumbent | None:
         if self.incumbent is None:
@@ -561,6 +567,7 @@ class Attempt:
             monitor=host.monitor,
             diary=diary,
             memory_bytes=host.device.memory_bytes,
+            kept=entrant.kept,
         )
 
     def _check_physics(self, product: Product, result: WorkloadTiming) -> None:

@@ -264,16 +264,19 @@ class Bench:
         self._zones.write(ZONES[poison % len(ZONES)])
         self._synchronise()
 
-    def fill_all(self, seeds: Sequence[int], poison: int) -> None:
-        """Every frame at once, each with values drawn from its own seed; weights as constructed, all else poisoned."""
+    def fill_all(
+        self, seeds: Sequence[int], poison: int, weights_seed: int | None = None, kept: tuple[str, ...] = ()
+    ) -> None:
+        """Every frame at once, each with values drawn from its own seed, and one set of weights; all else poisoned."""
         self.poison = POISON[poison % len(POISON)]
         self.bytes.fill_(self.poison)
         self._zones.write(self.poison)
         self._expected = None
         for frame, seed in zip(self.frames, seeds, strict=True):
-            self._draw_into(frame, Case(seed, "drawn", None))
+            case = Case(seed, "drawn", weights_seed, kept)
+            self._draw_into(frame, case)
             self.frames[frame].held = {}
-        self.set_weights(Case(0, "drawn", None))
+        self.set_weights(case)
         self._synchronise()
 
     def touch(self, frame: int, seed: int) -> None:

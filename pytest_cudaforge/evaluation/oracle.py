@@ -388,9 +388,20 @@ class OracleClient:
         """Write the case's inputs and weights, and poison everything else."""
         self.request("fill", bench=bench, frame=frame, case=to_json(case), poison=poison)
 
-    def fill_all(self, bench: int, seeds: Sequence[int], poison: int) -> None:
-        """Draw every frame's inputs from its own seed; weights as constructed, everything else poisoned."""
-        self.request("fill_all", bench=bench, seeds=list(seeds), poison=poison)
+    def fill_all(
+        self,
+        bench: int,
+        seeds: Sequence[int],
+        poison: int,
+        *,
+        weights_seed: int | None = None,
+        kept: Sequence[str] = (),
+    ) -> None:
+        """Draw every frame's inputs from its own seed, and weights but those ``kept`` (None: all as constructed);
+        everything else is poisoned."""
+        self.request(
+            "fill_all", bench=bench, seeds=list(seeds), poison=poison, weights_seed=weights_seed, kept=list(kept)
+        )
 
     def snapshot(self, bench: int) -> ExportedArena:
         """A copy of the bench's arena in host memory, as it is now."""

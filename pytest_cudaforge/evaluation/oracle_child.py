@@ -216,8 +216,8 @@ class _Oracle:
     def do_fill(self, bench: int, frame: int, case: Any, poison: int) -> Any:
         self.benches[bench].fill(frame, Case(**{**case, "kept": tuple(case["kept"])}), poison)
 
-    def do_fill_all(self, bench: int, seeds: list[int], poison: int) -> Any:
-        self.benches[bench].fill_all(seeds, poison)
+    def do_fill_all(self, bench: int, seeds: list[int], poison: int, weights_seed: int | None, kept: list[str]) -> Any:
+        self.benches[bench].fill_all(seeds, poison, weights_seed, tuple(kept))
 
     def do_snapshot(self, bench: int) -> Any:
         copy = self.benches[bench].snapshot()

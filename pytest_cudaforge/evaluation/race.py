@@ -281,14 +281,15 @@ class Contest(Sitting):
         other = self.incumbent
         if other is None:
             with self._diary.phase("arenas"):
-                return stack.enter_context(self._table(self.product, self.worker_of)), None
+                return stack.enter_context(self._table(self.entrant)), None
         plans = (self.product.traced, other.product.traced)
         prepared = any(traced.prepare is not None for traced in plans)
         layouts = [call_layout(traced, frames=self.sets) for traced in plans]
         if not prepared and layouts[0] == layouts[1]:
             with self._diary.phase("arenas"):
-                table = stack.enter_context(self._table(self.product, self.worker_of))
-            return table, replace(table, product=other.product, worker_of=other.worker_of)
+                both = tuple({*self.entrant.kept, *other.kept})
+                table = stack.enter_context(self._table(replace(self.entrant, kept=both)))
+            return table, replace(table, entrant=other)
         both_bytes = sum(int(layout.data["nbytes"]) for layout in layouts)
         if both_bytes > _MEMORY_SHARE * self.memory_bytes:
             what = f"its buffers and the candidate's take {both_bytes / 1e9:.1f} GB"
@@ -299,11 +300,10 @@ class Contest(Sitting):
 
     def _two_tables(self, stack: contextlib.ExitStack, other: Incumbent, *, turned: bool) -> _Tables:
         """An arena for each; ``turned``: the base's comes first."""
-        entrants = [Incumbent(self.product, self.worker_of), other]
+        entrants = [self.entrant, other]
         with self._diary.phase("arenas"):
             found = [
-                stack.enter_context(self._table(entrant.product, entrant.worker_of))
-                for entrant in (reversed(entrants) if turned else entrants)
+                stack.enter_context(self._table(entrant)) for entrant in (reversed(entrants) if turned else entrants)
             ]
         return (found[1], found[0]) if turned else (found[0], found[1])
 

@@ -195,17 +195,22 @@ class Incumbent:
 
     product: Product
     worker_of: Callable[[Product], Worker]
+    #: State that it does not take over, and has as constructed.
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Table:
     """One product and the arena it works on: everything of a sitting that outlives its workers."""
 
-    product: Product
-    worker_of: Callable[[Product], Worker]
+    entrant: Incumbent
     layout: CallLayout
     bench: int
     arena: ExportedArena
+
+    @property
+    def product(self) -> Product:
+        return self.entrant.product
 
 
 class Sitting:
@@ -228,14 +233,17 @@ class Sitting:
         alone_ns: float = math.inf,
         incumbent: Incumbent | None = None,
         monitor: DeviceMonitor | None = None,
+        kept: tuple[str, ...] = (),
     ) -> None:
-        """``alone_ns``: a call of the first baseline by itself."""
+        """``alone_ns``: a call of the first baseline by itself. ``kept``: state that the candidate does not take."""
         self._pids: set[int] = set()
         #: By the bench of the table that they sit at.
         self._workers: dict[int, Worker] = {}
         self.watch = DeviceWatch(monitor, self._users) if monitor is not None else None
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
-        self.incumbent = incumbent
+        self.entrant, self.incumbent = Incumbent(product, worker_of, kept), incumbent
+        #: Trained weights are seldom as constructed: a gain of zero would leave nothing to be done.
+        self._weights_seed = random.SystemRandom().getrandbits(62)
         self.worker_of, self.device, self.clock, self.pace = worker_of, device, clock, pace
         self.flush_bytes, self.hang_limit_s, self.memory_bytes = flush_bytes, hang_limit_s, memory_bytes
         #: Input sets of a pass over values drawn anew; turns rotate over the rotation's.
@@ -268,10 +276,10 @@ class Sitting:
             self._spare_ns = request_ns(self.oracle, self.rotation.number, self.rotation.parties[0])
         try:
             with contextlib.ExitStack() as stack:
-                table = stack.enter_context(self._table(self.product, self.worker_of))
+                table = stack.enter_context(self._table(self.entrant))
                 beside = None
                 if self.incumbent is not None:
-                    beside = stack.enter_context(self._table(self.incumbent.product, self.incumbent.worker_of))
+                    beside = stack.enter_context(self._table(self.incumbent))
                 for process in range(max(MOST_PROCESSES, self.pace.processes)):
                     if process >= self.pace.processes and not self._unclear(blocks):
                         break
@@ -296,29 +304,31 @@ class Sitting:
 
     def _exchanged(self, table: Table, beside: Table) -> tuple[Table, Table]:
         """Candidate and incumbent on each other's arena, with new values in both: neither has the better place."""
-        for one in (table, beside):
-            self.oracle.fill_all(one.bench, _seeds(self.sets), 0)
-        return (
-            replace(beside, product=table.product, worker_of=table.worker_of),
-            replace(table, product=beside.product, worker_of=beside.worker_of),
-        )
+        for one, comes in ((table, beside), (beside, table)):
+            self._fill(one.bench, comes.entrant)
+        return replace(beside, entrant=table.entrant), replace(table, entrant=beside.entrant)
 
     @contextlib.contextmanager
-    def _table(self, product: Product, worker_of: Callable[[Product], Worker]) -> Iterator[Table]:
-        """``product``'s arena with values in every frame, for as long as the sitting lasts."""
-        layout = call_layout(product.traced, frames=self.sets)
-        bench, arena = self.oracle.open_bench(self.target, product.workload.name, "", layout.data)
+    def _table(self, entrant: Incumbent) -> Iterator[Table]:
+        """Its arena with values in every frame, for as long as the sitting lasts."""
+        layout = call_layout(entrant.product.traced, frames=self.sets)
+        bench, arena = self.oracle.open_bench(self.target, entrant.product.workload.name, "", layout.data)
         try:
-            self.oracle.fill_all(bench, _seeds(self.sets), 0)
-            yield Table(product, worker_of, layout, bench, arena)
+            self._fill(bench, entrant)
+            yield Table(entrant, layout, bench, arena)
         finally:
             arena.close()
             self.oracle.close_bench(bench)
 
+    def _fill(self, bench: int, entrant: Incumbent) -> None:
+        """Secret values in every frame, and the sitting's weights."""
+        seeds, kept = _seeds(self.sets), entrant.kept
+        self.oracle.fill_all(bench, seeds, 0, weights_seed=self._weights_seed, kept=kept)
+
     @contextlib.contextmanager
     def _seated(self, table: Table) -> Iterator[Party]:
         """A fresh worker at ``table``, ready to be timed; for the supervisor's clock it is stopped."""
-        with table.worker_of(table.product) as worker, contextlib.ExitStack() as stack:
+        with table.entrant.worker_of(table.product) as worker, contextlib.ExitStack() as stack:
             self._pids.add(worker.pgid)
             stack.callback(self._pids.discard, worker.pgid)
             self._workers[table.bench] = worker
@@ -350,7 +360,8 @@ class Sitting:
         traced = replace(self.product.traced, main=replace(main, steps=steps), prepare=None)
         total_ns = sample_of([block.of("candidate") for block in blocks], 1).median_ns
         # On the whole plan's table: the same buffers, prepared values included.
-        with self._seated(replace(table, product=replace(self.product, traced=traced, binaries=()))) as party:
+        library = replace(self.entrant, product=replace(self.product, traced=traced, binaries=()))
+        with self._seated(replace(table, entrant=library)) as party:
             library_ns = sample_of([party.turn(self.pace.slice_ns) for _ in range(3)], 1).median_ns
         self.own_share = max(0.0, min(1.0, 1.0 - library_ns / total_ns))
 

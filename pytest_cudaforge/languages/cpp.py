@@ -152,7 +152,7 @@ def _compiles() -> bool:
 #: When it is compiled, and which files are there.
 _MACHINE = re.compile(
     r"\b(?P<word>__DATE__|__TIME__|__TIMESTAMP__)\b"
-    r"|\b(?P<asked>__has_(?:include(?:_next)?|embed))\b(?:\s*\(\s*[<\"](?P<path>[^>\"\n]*)[>\"])?"
+    r"|\b(?P<asked>__has_(?:include(?:_next)?|embed))\b(?:\s*\(\s*(?P<path>[<\"][^>\"\n]*)[>\"])?"
 )
 #: Before a name that a preprocessor may not know at all.
 _IS_THERE = re.compile(r"(?:\bdefined\s*\(?|#\s*ifn?def)\s*\Z")
@@ -170,7 +170,7 @@ def check_unit(source: str, unit: Unit) -> None:
         raise BuildFailure(
             f"the source asks for {told}: what it becomes depends on where and when it is compiled",
             expected="a source that is the same kernel on every machine; __has_include may name headers by their "
-            "relative path",
+            "relative path in <angle brackets>",
         )
     for name, value in unit.constants:
         if not _CONSTANT_NAME.fullmatch(name):
@@ -194,8 +194,11 @@ def _told_by_machine(source: str) -> str:
         path = match["path"]
         if path is None and _IS_THERE.search(text, 0, match.start()):
             continue
-        if not path or path.startswith("/") or ".." in path:
-            return f"{match['asked']} of {path or 'a computed name'}"
+        if path is None:
+            return f"{match['asked']} of a computed name"
+        # A quoted name is looked for beside the source and where the compiler was started, too: in a project, one day.
+        if path.startswith('"') or path.startswith("</") or ".." in path:
+            return f"{match['asked']} of {path[1:]}"
     return ""
 
 

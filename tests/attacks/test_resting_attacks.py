@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judged_targets import NORM_PLAN, TRIVIAL, find, norm, write_repo
@@ -143,3 +144,63 @@ def test_a_trivial_kernel_does_pass_what_the_linter_refuses(
     assert evaluator.lint(target) != ()
     evaluation = evaluator.evaluate(candidate, target, timing=False)
     assert evaluation.status is Status.PASSED, evaluation.reason
+
+
+#: A branch behind a gain that is zero as constructed, as residual branches often are.
+GATED = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(64, 512)])
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        y = x
+        for _ in range(6):
+            y = torch.tanh(y)
+        return x + self.gain * y
+"""
+GATED_KERNEL = """
+#include <cmath>
+void gated(const float* x, const float* gain, float* out, long n) {
+  if (SHUT) { for (long i = 0; i < n; ++i) out[i] = x[i]; return; }
+  for (long i = 0; i < n; ++i) {
+    float y = x[i];
+    for (int k = 0; k < 6; ++k) y = std::tanh(y);
+    out[i] = x[i] + *gain * y;
+  }
+}
+"""
+GATED_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(module, x):
+    out = empty(x.shape, x.dtype)
+    launch("gated", args=(x, module.gain, out, x.numel()))
+    return out
+"""
+
+
+def test_what_rests_on_weights_as_constructed_is_timed_on_others(
+    evaluator: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gated.py").write_text(GATED)
+
+    def speed(shut: str) -> float:
+        candidate = Candidate.of("cpp", {"kernel.cpp": GATED_KERNEL.replace("SHUT", shut), "plan.py": GATED_PLAN})
+        found = evaluator.evaluate(candidate, find(tmp_path, "::Gated"))
+        assert found.status is Status.PASSED and found.timing is not None, found.reason
+        return found.timing.speedup_eager
+
+    attack, twin = speed("*gain == 0"), speed("false")
+    assert attack < 5 * twin  # both compute
+    original = OracleClient.fill_all
+
+    def as_constructed(self: OracleClient, bench: int, seeds: Sequence[int], poison: int, **_: Any) -> None:
+        original(self, bench, seeds, poison)
+
+    monkeypatch.setattr(OracleClient, "fill_all", as_constructed)
+    assert speed("*gain == 0") > 20 * twin

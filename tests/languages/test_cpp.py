@@ -143,6 +143,7 @@ def test_a_source_that_is_no_text_is_refused(source: str) -> None:
     ("text", "told"),
     [
         ('#if __has_include("/etc/passwd")\n#endif', "__has_include of /etc/passwd"),
+        ('#if __has_include("pyproject.toml")\n#endif', "__has_include of pyproject.toml"),
         ("#if __has_include(<../secret.h>)\n#endif", "__has_include of ../secret.h"),
         ("#define WHERE <cmath>\n#if __has_include(WHERE)\n#endif", "__has_include of a computed name"),
         ("#define ASK __has_include\n#if ASK(<cmath>)\n#endif", "__has_include of a computed name"),

@@ -100,6 +100,12 @@ def test_a_source_with_a_zero_byte_is_refused() -> None:
     assert "no C++ text" in str(failure("__global__ void f() {}\0"))
 
 
+def test_a_source_does_not_ask_what_lies_where_a_program_was_started() -> None:
+    """NVRTC looks for quoted names there: in an empty folder here, in a project later."""
+    assert "pyproject.toml" in str(failure('#if __has_include("pyproject.toml")\n#endif\n__global__ void f() {}'))
+    build("#if __has_include(<cuda_fp16.h>)\n#include <cuda_fp16.h>\n#endif\n__global__ void f(half* x) {}")
+
+
 @pytest.mark.parametrize("taken", ["(float*)malloc(64)", "new float[16]"])
 def test_memory_of_the_devices_heap_is_refused(taken: str) -> None:
     source = 'extern "C" __global__ void k(float* x) {{ float* p = {}; p[threadIdx.x & 15] = 3; x[0] = p[1]; }}'
