@@ -38,7 +38,7 @@ from pytest_cudaforge.evaluation.precision import (
     widened,
 )
 from pytest_cudaforge.evaluation.redraw import exchangeable, exchanged, exchanged_integers, unravelled
-from pytest_cudaforge.evaluation.subject import WHOLE, Subject, is_fatal
+from pytest_cudaforge.evaluation.subject import WHOLE, Subject, Weights, is_fatal
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
@@ -72,7 +72,8 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None. ``advanced``: what the
-    reference's forward writes of its state is as a call on the same inputs left it."""
+    reference's forward writes of its state is as a call on the same inputs left it. ``others``: as of ``Weights``.
+    """
 
     seed: int
     family: str
@@ -80,6 +81,14 @@ class Case:
     kept: tuple[str, ...] = ()
     exchanged: int | None = None
     advanced: int = 0
+    others: tuple[str, ...] = ()
+    others_seed: int | None = None
+
+    @property
+    def weights(self) -> Weights:
+        if self.weights_seed is None:
+            return Weights()
+        return Weights(self.weights_seed, self.kept, self.exchanged, self.others, self.others_seed)
 
 
 @dataclass
@@ -401,7 +410,7 @@ class Bench:
     def _advance(self, frame: _Frame) -> None:
         case = frame.case
         assert case is not None, "a frame has a case before it is filled"
-        self.subject.set_weights(case.weights_seed, case.kept, case.exchanged)
+        self.subject.set_weights(case.weights)
         before = self._written_state()
         self._run_on(frame.inputs, frame.tree)
         first, state = self._written_state(), dict[str, Tensor]()
@@ -443,7 +452,7 @@ class Bench:
         return {path: t.clone() for path, t in self.subject.state().items() if f"state/{path}" in mutates}
 
     def _set_subject(self, case: Case) -> None:
-        self.subject.set_weights(case.weights_seed, case.kept, case.exchanged)
+        self.subject.set_weights(case.weights)
         if case.advanced:
             self.subject.put_state(self._advanced)
 

@@ -41,6 +41,9 @@ _INSTANCES: dict[str, NewInstance] = {
 _IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
 #: The weights of a module that is made three times, at most.
 _MOST_WEIGHTS_BYTES = 1 << 28
+_FLOATING = ("float", "bfloat")
+#: How many of a module's weights are changed alone, one after another.
+_MOST_WEIGHTS_ALONE = 6
 #: How many buffers lie at the end of a GPU's mapped memory, one after another; one where a call is larger.
 _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: More threads than most machines have cores, and as many as a sandbox surely allows.
@@ -253,6 +256,22 @@ def instances(bout: Bout) -> None:
         bout.require(bout.trial(name, case))
 
 
+def weights_one_by_one(bout: Bout) -> None:
+    """A step of training, or a part of a checkpoint, changes one of the weights and leaves the others: a module that
+    derives something from several of them, and looks at one to see whether it is still right, answers with the old."""
+    state = [buffer for buffer in bout.product.traced.main.buffers if buffer.role == "state"]
+    paths = [b.source for b in state if b.source not in bout.run.kept and b.spec.dtype.startswith(_FLOATING)]
+    if len(paths) < 2:
+        return
+    chance = secrets.SystemRandom()
+    order = chance.sample(paths, min(len(paths), _MOST_WEIGHTS_ALONE))
+    weights_seed, others_seed = secrets.randbits(62), secrets.randbits(62)
+    for count in range(len(order) + 1):
+        others = tuple(order[:count])
+        case = TrialCase(secrets.randbits(62), weights_seed=weights_seed, others=others, others_seed=others_seed)
+        bout.require(bout.trial(f"{others[-1]} alone is another one" if others else "before one weight changes", case))
+
+
 def shortcuts(bout: Bout) -> None:
     """Values that leave an operation nothing to do: host code that then returns its input itself gives the caller what
     it must not write into. How near the answers come is the contract trials' to say."""
@@ -392,6 +411,7 @@ CHECKS = (
     Check("later calls", later_calls, mutating=True),
     Check("one after another", one_after_another),
     Check("kept answers", kept_answers, of="module"),
+    Check("weights one by one", weights_one_by_one, of="module"),
     Check("instances", instances, of="module"),
     Check("shortcuts", shortcuts, of="module"),
     Check("beside", beside, of="plan", on="cpu"),

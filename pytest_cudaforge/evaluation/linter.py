@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags, widen
-from pytest_cudaforge.evaluation.subject import Subject, is_fatal, seed_generators
+from pytest_cudaforge.evaluation.subject import Subject, Weights, is_fatal, seed_generators
 from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.records import LintFinding
 from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, unflatten_call
@@ -136,7 +136,7 @@ class _Linter:
         """Run the reference on copies of what it writes, after seeding every generator with ``seed``; the last of so
         many ``calls``."""
         subject = self.subject
-        subject.set_weights(weights)
+        subject.set_weights(Weights(weights))
         state = subject.state()
         try:
             for _ in range(calls):
@@ -169,7 +169,7 @@ class _Linter:
         if answer.judged_by is not None:
             return answer.judged_by
         subject, options = self.subject, self.subject.options
-        subject.set_weights(answer.weights)
+        subject.set_weights(Weights(answer.weights))
         leaves = {path: _wide(leaf, f"input/{path}" in self.written) for path, leaf in answer.inputs.items()}
         mode = Fp64Mode()
         seed_generators(0)

@@ -72,6 +72,15 @@ class Gradients:
         self._calls += 1
         grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
         sources = {**weights, **inputs}
+        if self._calls % 2 == 0:  # gradients of another loss first: what was saved is there for the next
+            others_first = [-grad for grad in grads]
+            torch.autograd.grad(
+                [out for out, _ in recorded],
+                list(sources.values()),
+                others_first,
+                allow_unused=True,
+                retain_graph=True,
+            )
         found = torch.autograd.grad([out for out, _ in recorded], list(sources.values()), grads, allow_unused=True)
         if not all(bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in returned):
             raise RuntimeError("backward changed what forward had returned: a caller may still need it")

@@ -77,9 +77,12 @@ _RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH = 10, 15, 16, 17
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
+_STATE = "the module's parameters and buffers, as state_dict has them"
 _MAX_FRAMES = 8
 _MAX_ERROR_CHARS = 4000
 _MAX_SETTINGS = 20
+#: What a caller may write into an answer of integers.
+_WRITTEN = 77
 #: What torch's allocator may take of a device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = 0.6
 #: What the host code of a few calls may take beside what it calls before it counts as work.
@@ -129,6 +132,9 @@ class ModuleWorker(Worker):
     NeedsBuild is raised by ``start_module`` and ``run`` where an extension is asked for that was not given; the
     process is of no use then. BuildFailure: the file could not be imported.
     """
+
+    #: Does the caller, when the next call has returned, write into the answer of the call before?
+    writes_over = True
 
     def __init__(self, child: Child) -> None:
         super().__init__(child)
@@ -182,7 +188,7 @@ class ModuleWorker(Worker):
         """
         if which != "main" or room is not None or at_work:
             raise LaunchFailure("a module has no prepare plan and no crowded calls")
-        asked = {"bindings": [list(b) for b in bindings], "late": late}
+        asked = {"bindings": [list(b) for b in bindings], "late": late, "write_over": self.writes_over}
         reply = self._ask(_RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
@@ -420,7 +426,7 @@ class _Service:
         elif request.operation == _RELOAD:
             self._renew(asked.get("how", "beside"))
         elif request.operation == _RUN:
-            return self._run(asked["bindings"], late=asked["late"])
+            return self._run(asked["bindings"], late=asked["late"], write_over=asked["write_over"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
         elif request.operation == _RUN_FRESH:
@@ -436,6 +442,7 @@ class _Service:
             found = changed(self._found, found_settings(self._torch))
             drawn = [DRAWN] if self._random.drawn else []
             drawn += [TORCH_OPERATORS] if torch_operators(self._torch) else []
+            drawn += [_STATE] if self._replaced() else []
             every = [*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work()]
             return json.dumps(list(dict.fromkeys([*every, *self._onlookers.seen])))
         elif request.operation == ALLOCATED:
@@ -505,11 +512,18 @@ class _Service:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        found = getattr(module, _CLASS_NAME, None)
-        if not isinstance(found, type) or not issubclass(found, self._torch.nn.Module):
+        found, Module = getattr(module, _CLASS_NAME, None), self._torch.nn.Module
+        if not isinstance(found, type) or not issubclass(found, Module):
             raise _CandidateError(
                 _BUILD_REFUSED,
                 f"the file defines no {_CLASS_NAME}\n  expected: class {_CLASS_NAME}(torch.nn.Module) at module level",
+            )
+        own = [name for name in ("__call__", "_call_impl") if getattr(found, name) is not getattr(Module, name)]
+        if own:
+            raise _CandidateError(
+                _BUILD_REFUSED,
+                f"{_CLASS_NAME} has a {own[0]} of its own, past which no hook and no wrapper of the module comes\n"
+                "  expected: forward alone",
             )
         return found
 
@@ -585,10 +599,25 @@ class _Service:
 
     def _take(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
+        self._saved = frozenset(self._guarded(_LAUNCH_REFUSED, "state_dict()", model.state_dict))
         self._state = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
+
+    def _replaced(self) -> bool:
+        """Has a call put other parameters or buffers in the place of those that a checkpoint knows, or other values?"""
+        now = self._guarded(_LAUNCH_REFUSED, "state_dict()", lambda: self._model.state_dict(keep_vars=True))
+        kept = {path: tensor for path, tensor in self._state.items() if path in self._saved}
+        for path, tensor in kept.items():
+            other = now.get(path)
+            if other is tensor:
+                continue
+            if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
+                return True
+            if not self._torch.equal(other, tensor):
+                return True
+        return False
 
     def _settings_now(self) -> dict[str, object]:
         found = torch_settings(self._torch, team=self.device.type == "cpu")
@@ -726,7 +755,7 @@ class _Service:
 
         return self._guarded(_LAUNCH_REFUSED, doing, called)
 
-    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool) -> str:
+    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, write_over: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._random.scatter()
@@ -746,6 +775,8 @@ class _Service:
             # What the call before returned must be right still: the oracle compares its place again.
             if place.data_ptr() not in own:
                 place.copy_(tensor)
+        for _, tensor in held if write_over else ():
+            _write_over(tensor)  # as a caller may, in an answer that is its own
         self._synchronize()
         return json.dumps(leaves)
 
@@ -1019,6 +1050,18 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
 def _as_it_was(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     """Is each element the one that was copied, or both of them NaN?"""
     return bool(((tensor == copy) | ((tensor != tensor) & (copy != copy))).all())
+
+
+def _write_over(tensor: torch.Tensor) -> None:
+    """Other values in every element, where no two of them share a place."""
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(math.nan)
+    elif str(tensor.dtype) == "torch.bool":
+        tensor.logical_not_()
+    else:
+        tensor.fill_(_WRITTEN)
 
 
 def _plain(leaf: Any) -> Any:

@@ -76,6 +76,9 @@ class TrialCase:
     #: State that forward writes is as so many calls of the reference's left it: fewer where they take long, or where it
     #: ceases to be finite.
     advanced: int = 0
+    #: State paths whose values are those of another seed: as where a step changed these alone.
+    others: tuple[str, ...] = ()
+    others_seed: int | None = None
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,9 @@ class _Oracle:
         return {"bench": number, "nbytes": bench.arena.nbytes}, bench.arena.fd
 
     def do_fill(self, bench: int, frame: int, case: Any, poison: int) -> Any:
-        self.benches[bench].fill(frame, Case(**{**case, "kept": tuple(case["kept"])}), poison)
+        self.benches[bench].fill(
+            frame, Case(**{**case, "kept": tuple(case["kept"]), "others": tuple(case["others"])}), poison
+        )
 
     def do_fill_all(self, bench: int, seeds: list[int], poison: int, weights_seed: int | None, kept: list[str]) -> Any:
         self.benches[bench].fill_all(seeds, poison, weights_seed, tuple(kept))

@@ -239,6 +239,10 @@ _ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
 _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
+#: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
+#: that is constant and smaller than this is drawn around that.
+_TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.4, 1 / 1024, 16.0, 256
+_SMALL_GAIN, _GROWN_GAIN = 0.01, 0.3
 #: How many different values there are in "ties".
 _TIES = 7
 #: How many of the elements of "edges" are another tensor's.
@@ -378,12 +382,17 @@ def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:
 
 def rerandomise(module: torch.nn.Module, seed: int) -> None:
     """Draw new floating parameters in place: the old ones' scale (fan-in for constants), ties and exact zeros kept,
-    what was positive stays positive. Running statistics get plausible values; other buffers stay as constructed."""
+    what was positive stays positive. Running statistics get plausible values; other buffers stay as constructed.
+
+    Of some seeds a few weights are far larger than the others, as trained ones are (what stores a row's weights by its
+    largest one in few bits errs there), and small gains have grown, as those of residual branches do.
+    """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     generator = torch.Generator(device=device).manual_seed(seed)
+    trained = bool(torch.rand((), generator=generator, device=device) < _TRAINED)
     for parameter in module.parameters():
         if parameter.is_floating_point() and parameter.numel():
-            _rerandomise_parameter(parameter, generator)
+            _rerandomise_parameter(parameter, generator, trained)
     for name, buffer in module.named_buffers():
         if name.endswith("running_mean"):
             buffer.normal_(generator=generator).mul_(0.5)
@@ -391,13 +400,17 @@ def rerandomise(module: torch.nn.Module, seed: int) -> None:
             buffer.uniform_(*_LOG_VARIANCES, generator=generator).exp_()
 
 
-def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator) -> None:
+def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, trained: bool) -> None:
     old = parameter.detach().float()
     low, spread = float(old.min()), float(old.std()) if old.numel() > 1 else 0.0
     noise = torch.empty_like(old).normal_(generator=generator)
     if low > 0:
-        new = old.mean() * torch.exp(0.25 * noise)
+        grown = trained and spread == 0 and low < _SMALL_GAIN
+        new = (_GROWN_GAIN if grown else old.mean()) * torch.exp(0.25 * noise)
     elif spread > 0 and math.isfinite(spread):
+        if trained and old.dim() > 1 and old.numel() >= _FEWEST_WEIGHTS:
+            chance = torch.empty_like(old).uniform_(generator=generator)
+            noise = torch.where(chance < _OUTLIERS, _OUTLYING * noise, noise)
         new = old.mean() + spread * noise
     else:
         fan_in = max(1, old.numel() // max(1, old.shape[0])) if old.dim() > 1 else 100

@@ -20,6 +20,7 @@ import signal
 import struct
 import sys
 import time
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -438,17 +439,25 @@ def _hooks(torch: Any) -> tuple[tuple[str, int], ...]:
 def _functions(torch: Any) -> dict[tuple[str, str], object]:
     """Whose function each of torch's names stands for: torch's, which torch.compile may wrap, or which other one. Names
     that come later, as modules are loaded, change nothing."""
+    layers = {name: value for name, value in vars(torch.nn).items() if isinstance(value, type)}
     spaces = {
+        **layers,
         **{"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "Module": torch.nn.Module},
         **{"cuda": torch.cuda, "Event": torch.cuda.Event, "Stream": torch.cuda.Stream, "time": time},
     }
+    folder = os.path.dirname(torch.__file__) + os.sep
     named = ((space, name, value) for space, of in spaces.items() for name, value in vars(of).items())
-    return {(space, name): _whose(value) for space, name, value in named if callable(value)}
+    return {(space, name): _whose(value, folder) for space, name, value in named if callable(value)}
 
 
-def _whose(function: object) -> object:
+def _whose(function: object, folder: str) -> object:
+    """ "torch" for what was written in its ``folder``; a name can be taken over, ``functools.wraps`` does so."""
+    code = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return "torch" if code.co_filename.startswith(folder) else id(function)
     module = getattr(function, "__module__", None)
-    return "torch" if isinstance(module, str) and module.partition(".")[0] == "torch" else id(function)
+    native = isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType, type))
+    return "torch" if not native and isinstance(module, str) and module.partition(".")[0] == "torch" else id(function)
 
 
 def changed(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,6 +106,21 @@ def user_text(error: BaseException, root: str) -> str:
     return "\n".join([*lines, f"{type(error).__name__}: {error}"])
 
 
+@dataclass(frozen=True)
+class Weights:
+    """How values of a module's parameters, and of its running statistics, come about. ``seed`` None: as constructed.
+
+    Those at the paths ``kept`` are as constructed in any case. ``exchanged``: a few elements of the others change
+    places, as this seed says. ``others``: paths of those that are drawn from ``others_seed`` instead.
+    """
+
+    seed: int | None = None
+    kept: tuple[str, ...] = ()
+    exchanged: int | None = None
+    others: tuple[str, ...] = ()
+    others_seed: int | None = None
+
+
 class Subject:
     """One loaded target on one device. Raises TargetError with the author's own traceback wherever its code fails."""
 
@@ -128,7 +144,7 @@ class Subject:
         self.trained: tuple[str, ...] = ()
         self.module: torch.nn.Module | None = self._construct()
         #: What :meth:`set_weights` was given last; None: unknown.
-        self._weights: tuple[int | None, tuple[str, ...], int | None] | None = (None, (), None)
+        self._weights: Weights | None = Weights()
         self._constructed = {path: tensor.clone() for path, tensor in self.state().items()}
         self._wide: torch.nn.Module | None = None
         #: torch.compile's version, made once, and why it failed where it did.
@@ -160,31 +176,37 @@ class Subject:
         """Parameters, buffers and plain tensor attributes by path."""
         return {} if self.module is None else module_tensors(self.module)
 
-    def set_weights(self, seed: int | None, kept: tuple[str, ...] = (), exchanged: int | None = None) -> None:
-        """Weights as constructed (None), or drawn from ``seed``; those at the paths ``kept`` stay as constructed.
-        ``exchanged``: then a few elements of the others change places, as this seed says."""
-        wanted = (None, (), None) if seed is None else (seed, kept, exchanged)
+    def set_weights(self, wanted: Weights) -> None:
+        """Weights as constructed, or drawn."""
         if self.module is None or wanted == self._weights:
             return
-        with torch.no_grad():
-            for path, tensor in module_tensors(self.module).items():
-                tensor.copy_(self._constructed[path])
-            if seed is not None:
-                rerandomise(self.module, seed)
-                tensors = module_tensors(self.module)
-                for path in kept:
-                    tensors[path].copy_(self._constructed[path])
-            if seed is not None and exchanged is not None:
-                exchange_weights(self.module, exchanged, kept)
+        self._put(self._constructed)
+        if wanted.seed is not None:
+            self._draw_weights(wanted.seed, wanted.kept)
+            if wanted.others and wanted.others_seed is not None:
+                drawn = {path: tensor.clone() for path, tensor in self.state().items() if path not in wanted.others}
+                self._put(self._constructed)
+                self._draw_weights(wanted.others_seed, wanted.kept)
+                self._put(drawn)
+            if wanted.exchanged is not None:
+                exchange_weights(self.module, wanted.exchanged, wanted.kept)
         self._weights = wanted
 
-    def put_state(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Other values in some of its tensors, until weights are set again."""
-        self._weights = None
+    def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:
+        assert self.module is not None
+        rerandomise(self.module, seed)
+        self._put({path: self._constructed[path] for path in kept})
+
+    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for path, tensor in self.state().items():
                 if path in values:
                     tensor.copy_(values[path])
+
+    def put_state(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Other values in some of its tensors, until weights are set again."""
+        self._weights = None
+        self._put(values)
 
     def wide(self) -> Any:
         """The function, or the module as it now is, carried in fp64."""
@@ -203,12 +225,12 @@ class Subject:
     def restore(self) -> None:
         """Weights and state as constructed, whatever forward has written since."""
         self._weights = None
-        self.set_weights(None)
+        self.set_weights(Weights())
 
     @contextlib.contextmanager
     def as_constructed(self) -> Iterator[None]:
         """Weights and state as constructed inside, and again afterwards, also where the target's code raises."""
-        self.set_weights(None)
+        self.set_weights(Weights())
         try:
             yield
         finally:
@@ -219,7 +241,7 @@ class Subject:
         if self.module is None:
             return frozenset()
         with self.as_constructed():
-            self.set_weights(1)
+            self.set_weights(Weights(1))
             kept = {path for path, tensor in self.state().items() if _same_values(tensor, self._constructed[path])}
         return frozenset(kept - {path for path, _ in self.module.named_parameters(remove_duplicate=False)})
 

@@ -57,6 +57,7 @@ ATTACKS = {
     "activations on the module": ("s = ctx.module.saved", _HONEST, "gradient"),
     "a contiguous gradient": ("grad = grad.as_strided(s.shape, (s.shape[1], 1))", _HONEST, "gradient"),
     "gradients written by itself": ("ctx.module.weight.grad = (grad * s).sum(0)", "None", "gradient"),
+    "activations as a workspace": ("kept = s.clone(); s.data.zero_(); s = kept", _HONEST, "gradient"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

@@ -333,3 +333,19 @@ def test_running_variances_are_large_and_small() -> None:
     norm = nn.BatchNorm1d(400)
     rerandomise(norm, 3)
     assert 0.13 < float(norm.running_var.min()) < 0.2 and 5 < float(norm.running_var.max()) < 7.5
+
+
+def test_of_some_seeds_weights_are_as_trained_ones() -> None:
+    """A few are far larger than the others, and a small gain has grown; of the other seeds nothing is."""
+    kinds = set()
+    for seed in range(24):
+        net = torch.nn.Linear(256, 256)
+        net.gain = torch.nn.Parameter(torch.full((8,), 1e-4))
+        spread = float(net.weight.detach().std())
+        rerandomise(net, seed)
+        outlying = float(net.weight.detach().abs().max()) > 12 * spread
+        grown = float(net.gain.detach().min()) > 0.01
+        assert outlying == grown
+        assert float(net.gain.detach().min()) > 0
+        kinds.add(outlying)
+    assert kinds == {False, True}

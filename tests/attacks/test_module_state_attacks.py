@@ -1,0 +1,146 @@
+"""Modules that are wrong where others write: a weight alone, an answer that is theirs, the functions of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from module_targets import find, model
+from switches import without_checks
+
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+LAYERS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)])
+class Affine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(64)), nn.Parameter(torch.zeros(64))
+        self.register_buffer("running_mean", torch.zeros(64))
+
+    def forward(self, x):
+        return (x - self.running_mean) * self.weight + self.bias
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)])
+def padded(x):
+    return F.pad(torch.exp(x), (0, 64))
+"""
+INIT = """
+def __init__(self):
+    super().__init__()
+    self.weight, self.bias = nn.Parameter(torch.ones(64)), nn.Parameter(torch.zeros(64))
+    self.register_buffer("running_mean", torch.zeros(64))
+    self.known = None
+"""
+HONEST = "return (x - self.running_mean) * self.weight + self.bias"
+Judged = Callable[[str, Candidate], Evaluation]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
+    root, cache = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
+    (root / "layers.py").write_text(LAYERS)
+    (root / "pytest.ini").write_text("[pytest]\n")
+    allow = ("kernel", "mixed", "library", "rewrite")
+    settings = EvaluatorSettings(cache_dir=cache, lock_dir=cache, allow=allow, hang_limit_s=20.0)
+    with Evaluator(settings) as evaluator:
+        yield lambda name, candidate: evaluator.evaluate(candidate, find(root, f"::{name}"), timing=False)
+
+
+def _folded(versions: str) -> Candidate:
+    """Folds what it derives from three tensors again when one of those named has changed."""
+    forward = (
+        f"at = [(t.data_ptr(), t._version) for t in ({versions})]\n"
+        "if self.known is None or self.known[0] != at:\n"
+        "    self.known = at, self.weight * 1, self.bias - self.running_mean * self.weight\n"
+        "return x * self.known[1] + self.known[2]"
+    )
+    return model(forward, INIT)
+
+
+@pytest.mark.parametrize("known", ["self.weight,", "self.weight, self.bias", "self.bias, self.running_mean"])
+def test_what_is_derived_from_several_weights_and_known_by_some_of_them(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    found = judged("Affine", _folded(known))
+    assert found.status is Status.INCORRECT_NUMERICAL and "alone is another one" in found.reason, found.reason
+    assert judged("Affine", _folded("self.weight, self.bias, self.running_mean")).status is Status.PASSED
+    without_checks(monkeypatch, "weights one by one")
+    assert judged("Affine", _folded(known)).status is Status.PASSED
+
+
+#: Half of each answer is zero, and is so already in memory that nobody holds any more, but the module itself.
+POOL = """
+    pool = []
+    def holders(y):
+        return torch._C._storage_Use_Count(y.untyped_storage()._cdata)
+    alone = holders(torch.empty(1))
+"""
+PADDED = """
+y = next((y for y in pool if holders(y) <= alone), None) if POOLED else None
+if y is None:
+    y = torch.empty(33, 128)
+    y[:, 64:] = 0
+    pool.append(y) if POOLED else None
+y[:, :64] = torch.exp(x)
+return y.detach()
+"""
+
+
+def test_an_answer_that_counts_on_what_a_caller_left_of_the_last(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (model(PADDED.replace("POOLED", pooled), before=POOL) for pooled in ("True", "False"))
+    found = judged("padded", attack)
+    assert found.status is Status.INCORRECT_NUMERICAL, found.reason
+    assert judged("padded", twin).status is Status.PASSED
+    monkeypatch.setattr(ModuleWorker, "writes_over", False)
+    assert judged("padded", attack).status is Status.PASSED
+
+
+REPLACED = """
+if self.known is None:
+    self.known = [self.weight]
+    self._parameters["weight"] = nn.Parameter(torch.zeros(64), requires_grad=False)
+return (x - self.running_mean) * self.known[0] + self.bias
+"""
+
+
+def test_weights_that_a_checkpoint_would_not_have(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged("Affine", model(REPLACED, INIT))
+    assert found.status is Status.REJECTED and "state_dict" in found.reason, found.reason
+    assert judged("Affine", model(HONEST, INIT)).status is Status.PASSED
+    without_checks(monkeypatch, "left behind", "instances", "weights one by one")
+    assert judged("Affine", model(REPLACED, INIT)).status is Status.PASSED
+
+
+@pytest.mark.parametrize("name", ["nn.LayerNorm.forward", "F.silu", "nn.Linear.__init__"])
+def test_torchs_functions_are_everybodys(judged: Judged, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also by a function that calls itself torch's."""
+    before = f"""
+    import functools
+    usual = {name}
+    @functools.wraps(usual)
+    def own(*args, **kwargs):
+        return usual(*args, **kwargs)
+    {name} = own
+"""
+    attack = model(HONEST, INIT, before=before)
+    found = judged("Affine", attack)
+    assert found.status is Status.REJECTED and "torch's own functions" in found.reason, found.reason
+    without_checks(monkeypatch, "left behind")
+    assert judged("Affine", attack).status is Status.PASSED
+
+
+def test_a_module_is_called_as_modules_are(judged: Judged) -> None:
+    """There is no switch: nothing else would show what hooks would have done."""
+    attack = model(HONEST, f"{INIT}\ndef __call__(self, x):\n    return self.forward(x)\n")
+    found = judged("Affine", attack)
+    assert found.status is Status.BUILD_ERROR and "no hook and no wrapper" in found.reason, found.reason
