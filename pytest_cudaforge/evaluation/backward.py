@@ -12,9 +12,12 @@ from pytest_cudaforge.evaluation.cases import BIG_CALL_FAMILIES, tree_leaves
 from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.evaluation.verification import Verifier
+from pytest_cudaforge.evaluation.verification import Verifier, is_big
 from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification, WorkloadFacts
 from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE, forward_workload
+
+#: As many as reach to "faint": rows that vanish, where a gradient divides by their length.
+_FAMILIES = 7
 
 __all__ = ["BackwardVerifier", "Backwards", "joined", "of_module", "produce", "refused"]
 
@@ -66,7 +69,7 @@ class BackwardVerifier(Verifier):
     looks_around = False
 
     def _most_families(self, workload: WorkloadFacts) -> int | None:
-        return BIG_CALL_FAMILIES
+        return BIG_CALL_FAMILIES if is_big(workload) else _FAMILIES
 
     def _check_structure(self, product: Product) -> None:
         returned = {path for path, _ in tree_leaves(product.traced.main.outputs, "out")}

@@ -47,7 +47,7 @@ _MOST_WEIGHTS_ALONE = 6
 #: How many buffers lie at the end of a GPU's mapped memory, one after another; one where a call is larger.
 _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: More threads than most machines have cores, and as many as a sandbox surely allows.
-_MANY_THREADS, _MOST_THREADS = 97, 512
+_MANY_THREADS, _MOST_THREADS = 257, 512
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,8 @@ def _changed_settings(bout: Bout) -> tuple[str, ...]:
     left = worker.left_changed(timeout_s=bout.hang_limit_s)
     if usual:
         worker.set_threads(usual)
+    if bout.device_kind == "cpu" and len(worker.processors()) > 1:
+        left = (*left, "the processors that its threads may run on")
     return left
 
 

@@ -60,7 +60,7 @@ again:
     cvt.u32.u64 %place, %at;
     mov.u32 %thread, all;
     add.u32 %place, %place, %thread;
-    st.volatile.shared.u32 [%place], 0x7fedcafe;
+    st.volatile.shared.u32 [%place], 0x7f800000;
     add.u64 %at, %at, 4096;
     bra again;
 done:
@@ -147,7 +147,8 @@ class Crowd:
 
     def soil(self) -> None:
         """Queue what leaves no multiprocessor's shared memory as the call before left it, or as it is at first: zeros,
-        as a rule, which a kernel that forgets to clear its sums may count on."""
+        as a rule, which a kernel that forgets to clear its sums may count on. All of it is infinite then: a NaN is lost
+        in a maximum."""
         self._queue(self._scribble, 2 * self._count, _MAX_BLOCK, self._shared_bytes, 0, self._shared_bytes)
 
     def around(self, bound: Bound, room: int, *, at_work: bool = False) -> None:

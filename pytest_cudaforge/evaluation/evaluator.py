@@ -45,7 +45,7 @@ from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.workloads import chosen, matching
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.hardware import nvml, roofline
-from pytest_cudaforge.languages import Binary, Unit, extension
+from pytest_cudaforge.languages import Binary, Unit, extension, imports
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.extension import ExtensionRequest
 from pytest_cudaforge.lease import DeviceLease
@@ -550,7 +550,9 @@ class Evaluator:
         if known is not None:
             return known, True
         try:
-            built: Binary | BuildFailure = self.servers.builder().extension(request, arch)
+            library = self.servers.builder().extension(request, arch)
+            imports.check_extension(library.code)
+            built: Binary | BuildFailure = library
         except BuildFailure as error:
             built = error
         if not fresh:

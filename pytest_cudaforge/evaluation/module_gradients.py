@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["NO_GRADIENTS", "Gradients", "NoGradients"]
 
 NO_GRADIENTS = "forward records no gradients"
+#: Sums that come in no order differ by less, as a share of the largest gradient.
+_ALIKE = 1e-3
 
 
 class NoGradients(Exception):
@@ -72,15 +74,8 @@ class Gradients:
         self._calls += 1
         grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
         sources = {**weights, **inputs}
-        if self._calls % 2 == 0:  # gradients of another loss first: what was saved is there for the next
-            others_first = [-grad for grad in grads]
-            torch.autograd.grad(
-                [out for out, _ in recorded],
-                list(sources.values()),
-                others_first,
-                allow_unused=True,
-                retain_graph=True,
-            )
+        if self._calls % 2 == 0:
+            _compare_losses([out for out, _ in recorded], list(sources.values()))
         found = torch.autograd.grad([out for out, _ in recorded], list(sources.values()), grads, allow_unused=True)
         if not all(bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in returned):
             raise RuntimeError("backward changed what forward had returned: a caller may still need it")
@@ -89,6 +84,26 @@ class Gradients:
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {', '.join(missing)}, for which the reference has one")
         return {key: kept[key].clone(memory_format=torch.contiguous_format) for key in sorted(kept)}
+
+
+def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Gradients of a sum of the outputs, whose own gradient memory has once, and of the same loss by other means; what
+    was saved is there for the next after each. Raises RuntimeError."""
+    import torch
+
+    ones = [torch.ones((), dtype=out.dtype, device=out.device).expand_as(out) for out in outputs]
+    found = [
+        torch.autograd.grad(outputs, sources, grads, allow_unused=True, retain_graph=True)
+        for grads in (ones, [one.contiguous() for one in ones])
+    ]
+    for one, other in zip(*found, strict=True):
+        if (one is None) != (other is None):
+            raise RuntimeError("backward gives a gradient of a loss in one of two ways to write it")
+        if one is not None and other is not None:
+            scale = float(other.detach().abs().nan_to_num(posinf=0.0).max()) if other.numel() else 0.0
+            near = torch.isclose(one, other, rtol=_ALIKE, atol=_ALIKE * scale, equal_nan=True)
+            if not bool(near.all()):
+                raise RuntimeError("backward takes another gradient for the expanded one of a sum (stride 0)")
 
 
 def _name_of(key: str) -> str:

@@ -528,17 +528,20 @@ class _Service:
         return found
 
     def _renew(self, how: NewInstance) -> None:
-        self._held, self._kept = [], []
+        self._held, kept, self._kept = [], self._kept, []
         if how in ("beside", "copy"):
             self._others.append(self._model)
             if how == "beside":
                 self._construct()
             else:
                 self._take(self._guarded(_LAUNCH_REFUSED, "copying it (copy.deepcopy)", self._copied))
+            self._kept = kept
             return
         self._others = []
         self._bound.clear()
         self._construct_where(how)
+        if not all(_as_it_was(tensor, copied) for answer in kept for tensor, copied in answer):
+            raise _CandidateError(_LAUNCH_REFUSED, "answers that were kept changed when the module was gone")
 
     def _copied(self) -> Any:
         """A deep copy whose weights have been written oftener than those that it was copied from: a version that is the

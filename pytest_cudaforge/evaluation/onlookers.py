@@ -12,10 +12,12 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["AUDITED", "ONLOOKERS", "Onlookers", "onlookers"]
+__all__ = ["AUDITED", "NETWORKED", "ONLOOKERS", "Onlookers", "onlookers"]
 
 ONLOOKERS = "the functions that look on (sys.setprofile, sys.settrace)"
 AUDITED = "the hooks that Python's audited events go through (sys.addaudithook)"
+NETWORKED = "what others know: it looks for the network, which there is none of here"
+_NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind", "socket.getaddrinfo"})
 #: ``PyThreadState`` begins with as many words, in CPython 3.10 to 3.14.
 _WORDS = 32
 
@@ -36,7 +38,7 @@ class Onlookers:
     """
 
     def __init__(self) -> None:
-        self.left = self._audited = False
+        self.left = self._audited = self._networked = False
         self.words, places = _record()
         self.usual = tuple((place, self.words[place]) for place in places)
         sys.addaudithook(self._audit)
@@ -44,11 +46,14 @@ class Onlookers:
     @property
     def seen(self) -> tuple[str, ...]:
         """What there has been, by name."""
-        return (*((ONLOOKERS,) if self.left else ()), *((AUDITED,) if self._audited else ()))
+        found = {ONLOOKERS: self.left, AUDITED: self._audited, NETWORKED: self._networked}
+        return tuple(name for name, seen in found.items() if seen)
 
     def _audit(self, event: str, _: object) -> None:
         """One that is added from here on is noted, and not added: that is what an exception here is for."""
-        if event == "sys.addaudithook":
+        if event in _NETWORK:
+            self._networked = True
+        elif event == "sys.addaudithook":
             self._audited = True
             raise RuntimeError("no audit hooks here")
 

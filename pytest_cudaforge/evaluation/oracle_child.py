@@ -177,7 +177,8 @@ class _Oracle:
             if taken:
                 break
         on_gpu = torch.device(self.device).type == "cuda"
-        found += self._tall(subject, workload, tall_names(args, kwargs)) if sizes and on_gpu else []
+        tall = tall_names(args, kwargs) if sizes and (on_gpu or subject.options.dynamic) else ()
+        found += self._tall(subject, workload, tall)
         return found
 
     def _tall(self, subject: Subject, workload: str, names: Iterable[Sequence[str]]) -> list[Any]:

@@ -242,7 +242,7 @@ _PEAKS = 100.0
 #: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
 #: that is constant and smaller than this is drawn around that.
 _TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.4, 1 / 1024, 16.0, 256
-_SMALL_GAIN, _GROWN_GAIN = 0.01, 0.3
+_SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS = 0.01, 0.3, 4
 #: How many different values there are in "ties".
 _TIES = 7
 #: How many of the elements of "edges" are another tensor's.
@@ -398,6 +398,8 @@ def rerandomise(module: torch.nn.Module, seed: int) -> None:
             buffer.normal_(generator=generator).mul_(0.5)
         elif name.endswith("running_var"):
             buffer.uniform_(*_LOG_VARIANCES, generator=generator).exp_()
+            if trained and buffer.numel() >= _FEWEST_CHANNELS:  # a channel that is always off
+                buffer[torch.randint(buffer.numel(), (), generator=generator, device=buffer.device)] = 0.0
 
 
 def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, trained: bool) -> None:

@@ -46,7 +46,7 @@ _COMPARED, _COMPARED_S = 256, 0.005
 _BURSTS, _BURSTS_S = 4, 0.06
 #: Answers that are kept while further calls are made: as many at most, and the fewest that say something; how long
 #: that may take, and how much memory by kind of device, each answer taken twice.
-_KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 300, 3, 0.1
+_KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 1500, 3, 0.1
 #: On busy cores calls look slow: so many are kept where that takes no longer.
 _ENOUGH_KEPT, _MOST_KEPT_S = 64, 1.0
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}

@@ -6,6 +6,7 @@ it in the same program is wrong. Asked of the process that made the calls, so th
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import functools
@@ -353,6 +354,7 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
         "torch.is_autocast_enabled()": (torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")),
         "torch.backends.cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32),
         "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "torch.backends.mkldnn and nnpack": (torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()),
         "torch.backends.cuda.matmul": tuple(getattr(backends.matmul, name, None) for name in _SUMS),
         "the kernels that attention may use (torch.backends.cuda.enable_flash_sdp and the like)": (
             backends.flash_sdp_enabled(),
@@ -380,6 +382,8 @@ def found_settings(torch: Any) -> dict[str, object]:
     return {
         "torch's own functions, or Python's clocks": _functions(torch),
         "the handlers of faults": _fault_handlers(),
+        "rounding or the treatment of denormals, from its import on": _floating_point(),
+        "modules of Python's that others import, or its builtins": _modules(),
         "where malloc takes memory from, and when it gives it back (mallopt)": _malloc_parameters(),
     }
 
@@ -448,6 +452,12 @@ def _functions(torch: Any) -> dict[tuple[str, str], object]:
     folder = os.path.dirname(torch.__file__) + os.sep
     named = ((space, name, value) for space, of in spaces.items() for name, value in vars(of).items())
     return {(space, name): _whose(value, folder) for space, name, value in named if callable(value)}
+
+
+def _modules() -> dict[str, object]:
+    """What each name that was imported stands for, and each builtin: modules that come later change nothing."""
+    found = {**sys.modules, **{f"builtins.{name}": value for name, value in vars(builtins).items() if name != "_"}}
+    return {name: id(value) for name, value in found.items()}
 
 
 def _whose(function: object, folder: str) -> object:

@@ -2,7 +2,8 @@
 In the oracle's process only.
 
 A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
-``"strided in front"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"`` (by a seed),
+``"strided expanded"``, ``"strided in front"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"``
+(by a seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
 ``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``, ``"other kw.mask"``
 (by path). Numbers are drawn secretly, so that no kernel can know the sizes and strides that it will be tried with.
@@ -23,6 +24,7 @@ from torch import Tensor
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 __all__ = [
+    "EXPANDED",
     "IN_FRONT",
     "MOST_TALL",
     "ORDER",
@@ -48,6 +50,8 @@ __all__ = [
 OTHER = "other "
 #: And those that have other strides.
 STRIDED = "strided"
+#: With one dimension expanded from a single element.
+EXPANDED = f"{STRIDED} expanded"
 #: With the dimensions before the last one swapped in memory, as heads and positions are behind a transpose.
 IN_FRONT = f"{STRIDED} in front"
 #: With all dimensions in another order in memory, such as no memory format has, perhaps with padding between.
@@ -72,9 +76,10 @@ _MAX_SMALLER, _TINY = 6, (16, 8)
 _NEAR, _GROWTH = (33, 99), 67
 #: How many times as large a far size is, at most, and a call with it: so many elements, or times its own.
 _FAR, _FAR_ELEMENTS, _FAR_CALL = 16, 1 << 19, 2.5
-#: Beyond 65 535, the most blocks in a grid's second and third dimension; for so many sizes, with calls of so many
-#: elements, or times their own.
-_TALL, MOST_TALL, _TALL_ELEMENTS, _TALL_CALL = (65_600, 75_000), 2, 1 << 22, 1.0
+_FAR_ROUND = (1, 128, 256, 1024)
+#: Beyond 65 535, the most blocks in a grid's second and third dimension, and beyond twice that, as much as a buffer for
+#: a row has that was made for vocabularies; for so many sizes, with calls of so many elements, or times their own.
+_TALL, MOST_TALL, _TALL_ELEMENTS, _TALL_CALL = ((131_100, 150_000), (65_600, 75_000)), 2, 1 << 22, 1.0
 #: ... and where no other size may change: enough for numbers of elements that floats have no room for.
 _TALL_MOST = 1 << 27
 #: What sizes are multiples of that are tried where the reference takes none of the others.
@@ -93,6 +98,8 @@ def apply_variant(
     elif match := _SPREAD.fullmatch(name):
         change, count = _stepped if match[1] == "step" else _padded, int(match[2])
         leaves = {path: change(leaf, count) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif name == EXPANDED:
+        leaves = {path: _expanded(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif name == IN_FRONT:
         leaves = {path: _swapped_in_front(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif match := _ORDER.fullmatch(name):
@@ -169,8 +176,11 @@ def _swapped_in_front(tensor: Tensor) -> Tensor:
 
 def order_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], promised: bool) -> Iterator[str]:
     """:data:`ORDER`, where a tensor has three dimensions: with the second one innermost, which is not yet
-    channels_last, and, where any strides are promised, with another one."""
+    channels_last, and, where any strides are promised, with another one. Then :data:`EXPANDED`, too: what promises less
+    is never dispatched to with such inputs."""
     leaves, _ = flatten_call(args, kwargs)
+    if promised:
+        yield EXPANDED
     if any(isinstance(leaf, Tensor) and len(_wide_dims(leaf)) > 2 for leaf in leaves.values()):
         yield f"{ORDER} {_CHANCE.randrange(1 << 20)}{_SECOND}"
         if promised:
@@ -220,6 +230,14 @@ def strided_names() -> Iterator[str]:
     yield STRIDED
     yield f"{STRIDED} step {_CHANCE.randint(2, 4)}"
     yield f"{STRIDED} pad {_CHANCE.randint(1, 7)}"
+
+
+def _expanded(tensor: Tensor) -> Tensor:
+    """All rows the first one, which memory has once: a stride of zero."""
+    if tensor.numel() < 2 or tensor.dim() == 0:
+        return tensor
+    dim = next((dim for dim, size in enumerate(tensor.shape[:-1]) if size > 1), tensor.dim() - 1)
+    return tensor.narrow(dim, 0, 1).contiguous().expand_as(tensor)
 
 
 def _stepped(tensor: Tensor, step: int) -> Tensor:
@@ -285,14 +303,15 @@ def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tup
     """
     tensors, safe = _sizes(args, kwargs)
     room = max(_TALL_ELEMENTS, int(_TALL_CALL * sum(tensor.numel() for tensor in tensors)))
-    for size in [size for size in safe if size < _TALL[0]]:
+    for size in [size for size in safe if size < _TALL[-1][0]]:
         # None becomes the size that grows afterwards.
         few = [number for number in range(2, 10) if number != size]
         others = {other: _CHANCE.choice(few) for other in safe if other != size and other > 9}
-        new = _CHANCE.randint(*_TALL)
-        ways = (({size: new, **others}, room), ({size: new}, max(room, _TALL_MOST)))
-        fitting = [way for way, most in ways if sum(_numel_with(tensor, way) for tensor in tensors) <= most]
-        names = [f"{TALL} " + ", ".join(f"{old} -> {less}" for old, less in way.items()) for way in fitting]
+        ways = []
+        for among, most in ((others, room), ({}, max(room, _TALL_MOST))):
+            tall = ({size: _CHANCE.randint(*one), **among} for one in _TALL)
+            ways += [way for way in tall if sum(_numel_with(tensor, way) for tensor in tensors) <= most][:1]
+        names = [f"{TALL} " + ", ".join(f"{old} -> {less}" for old, less in way.items()) for way in ways]
         if names:
             yield tuple(dict.fromkeys(names))
 
@@ -366,7 +385,13 @@ def _far(size: int, tensors: Collection[Tensor]) -> int:
     most = max(_FAR * size, 2 * least)
     while most >= least and _elements(tensors, size, most) > room:
         most = int(0.9 * most)
-    return _CHANCE.randint(max(least, most // 2), most) if most >= least else 0
+    if most < least:
+        return 0
+    far = _CHANCE.randint(max(least, most // 2), most)
+    # Production's sizes are round ones, as a rule: some kernels have a way of their own for those.
+    step = _CHANCE.choice(_FAR_ROUND)
+    rounded = far // step * step
+    return rounded if rounded >= least else far
 
 
 def _elements(tensors: Collection[Tensor], old: int, new: int) -> float:

@@ -29,7 +29,7 @@ from pytest_cudaforge.evaluation.runs import Findings, Run, Setting
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.records import CaseResult, Guard, Status, Target, TargetFacts, Verification, WorkloadFacts
 
-__all__ = ["Verifier"]
+__all__ = ["Verifier", "is_big"]
 
 #: Enough to show a pattern; each failing trial costs time and tells less than the one before.
 _MAX_FAILED = 3
@@ -88,7 +88,7 @@ class Verifier:
         return self.oracle.mutates(self.target, product.workload.name)
 
     def _most_families(self, workload: WorkloadFacts) -> int | None:
-        return BIG_CALL_FAMILIES if _is_big(workload) else None
+        return BIG_CALL_FAMILIES if is_big(workload) else None
 
     def _check_structure(self, product: Product) -> None:
         mismatches = compare_structure(product.traced.main, product.workload)
@@ -108,7 +108,7 @@ class Verifier:
         self._require_room(product, layout)
         with self.benches.open(product, layout) as run:
             self._pass_trials(product, run, trials)
-            mutated, big = self._mutated(product), _is_big(product.workload)
+            mutated, big = self._mutated(product), is_big(product.workload)
             bout = self._bout(product, run, trials[-1], mutated)
             for check in checks_for(product, bout.device_kind, mutates=bool(mutated), big=big):
                 check.made(bout)
@@ -153,7 +153,7 @@ class Verifier:
     def _take_turns(self, product: Product, other: Product) -> None:
         """Both workloads of a module by turns."""
         pair = (product, other)
-        if product.traced.main.steps or any(self._mutated(one) or _is_big(one.workload) for one in pair):
+        if product.traced.main.steps or any(self._mutated(one) or is_big(one.workload) for one in pair):
             return
         with self.benches.open(product, call_layout(product.traced, frames=1)) as run:
             last = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
@@ -172,11 +172,12 @@ class Verifier:
         for product in products:
             if product.workload.name not in probed:
                 continue
-            if _is_big(product.workload):
+            if is_big(product.workload):
                 self._prober(product).leave_alone()
             else:
                 self._prober(product).look_around()
 
 
-def _is_big(workload: WorkloadFacts) -> bool:
+def is_big(workload: WorkloadFacts) -> bool:
+    """Whether a call moves so much that one frame and few trials have to do."""
     return workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES

@@ -300,6 +300,14 @@ class Worker:
                 taken_ns += int(stream.read().split()[0])
         return taken_ns
 
+    def processors(self) -> frozenset[str]:
+        """Which ones its threads may run on, as /proc has it: one set for all of them, as a rule."""
+        found = set()
+        for path in glob.glob(f"/proc/{self._child.pid}/task/*/status"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as stream:
+                found |= {line.split()[1] for line in stream if line.startswith("Cpus_allowed_list:")}
+        return frozenset(found)
+
     def open_files(self) -> int:
         """How many descriptors the process has; 0 where /proc does not tell."""
         try:
@@ -540,16 +548,16 @@ class _Service:
 
     def _count(self, asked: Any) -> Sequence[int]:
         bound, memory = self._bind("main", asked["bindings"]), self._memory()
-        variables = self._programs["main"].variables()
-        if not variables:
-            return (0, 0, 0)
 
         def call(calls: int) -> None:
             for _ in range(calls):
                 bound.run()
             self._synchronize("running main")
 
-        call(1)
+        call(1)  # a thread's own variables have a place from here on
+        variables = self._programs["main"].variables()
+        if not variables:
+            return (0, 0, 0)
         began = time.monotonic()
         call(2)
         least, most = _COUNTED

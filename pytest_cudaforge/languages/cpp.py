@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pytest_cudaforge.errors import BuildFailure, ToolchainError
 from pytest_cudaforge.facts import KernelResources
-from pytest_cudaforge.languages import remarks
+from pytest_cudaforge.languages import instructions, remarks
 from pytest_cudaforge.languages.binary import Binary, KernelInfo, Unit
 from pytest_cudaforge.languages.logs import other_tools_words, reduce_log
 from pytest_cudaforge.languages.renaming import clashing
@@ -137,6 +137,7 @@ class CppLanguage:
             # The complaint is the candidate's doing: it filled the disk, or #line put its words into a tool's mouth.
             said = error.what.partition(": ")[2]
             raise BuildFailure(f"g++ refused the source: {said} (other sources compile here)") from error
+        instructions.check(code)
         return Binary(self.name, arch, unit.constants, code, _kernels(code, unit), log)
 
 

@@ -39,7 +39,7 @@ _MAX_FLAGS = 64
 _MAX_FLAG_CHARS = 1000
 _LANGUAGE = "extension"
 #: Part of the cache key: raise it when what is compiled changes for the same request.
-_RECIPE = 2
+_RECIPE = 3
 
 
 @dataclass(frozen=True)

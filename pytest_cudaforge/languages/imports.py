@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pytest_cudaforge.errors import BuildFailure
 
-__all__ = ["Import", "check", "imports"]
+__all__ = ["Import", "check", "check_extension", "imports"]
 
 _MAGIC = b"\x7fELF\x02\x01"
 #: Type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment of a segment.
@@ -43,6 +43,8 @@ _WHO = re.compile(
     r"|socket|connect|popen|system|v?fork|exec[lv]\w*|posix_spawnp?"
 )
 _ALLOCATOR = re.compile(r"(?:__libc_)?mallopt")
+#: at::cpu::OPERATOR, at::_ops::OPERATOR::redispatch and at::redispatch::OPERATOR, mangled.
+_PAST_DISPATCH = re.compile(r"_ZN2at(?:3cpu\d|4_ops\w+10redispatchE|10redispatch\d)")
 #: What g++ has in every shared object, and what libgcc and old C libraries leave open for programs without threads.
 _EVERYBODYS = re.compile(
     r"__gmon_start__|_ITM_\w+|_Jv_RegisterClasses|__cxa_\w+|__(?:de)?register_frame_info|_*pthread_\w+|sched_yield"
@@ -166,6 +168,18 @@ def check(code: bytes) -> None:
         names = [one.name for one in found if rule.refuses(one)]
         if names:
             raise BuildFailure(rule.told.format(_listed(names)), expected=rule.expected, remedy=rule.remedy)
+
+
+def check_extension(code: bytes) -> None:
+    """Raises BuildFailure where an extension calls torch's operators past the dispatcher: what they do would count as
+    its own work."""
+    names = [one.name for one in imports(code) if _PAST_DISPATCH.match(one.name)]
+    if names:
+        raise BuildFailure(
+            f"the extension calls torch's operators past the dispatcher, where no profiler sees them: {_listed(names)}",
+            expected="at::add(...), and not at::cpu::add(...) or redispatch(...)",
+            remedy="call them as everybody does; the target's allow says what may run beside own kernels",
+        )
 
 
 def _listed(names: list[str]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["named_paths", "parameter_names", "ranked", "refusal", "was_drawn"]
 
 Inputs = Sequence[tuple[str, Leaf]]
+_MOST_ELEMENTS = (1 << 31) - 1
 
 
 def parameter_names(reference: Callable[..., Any], *, method: bool) -> tuple[str, ...]:
@@ -191,6 +192,11 @@ def _leaf_difference(entry: Entry, path: str, was: Leaf, now: Leaf) -> str:
         return f"{path} is not contiguous"
     if was != now and _overlaps(now) and not _overlaps(was):
         return f"{path} has elements that share memory"
+    if 0 in now.shape and 0 not in was.shape:
+        return f"{path} is empty, verified with {was.shape}"
+    # No probe is as large: a kernel may count its elements in 32 bits.
+    if math.prod(now.shape) > max(_MOST_ELEMENTS, math.prod(was.shape)):
+        return f"{path} has {math.prod(now.shape)} elements, more than any number that was verified"
     return ""
 
 

@@ -20,7 +20,9 @@ from pytest_cudaforge.runtime.replay import Call, Parameters, Pointers
 
 #: Type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment of an ELF segment.
 _SEGMENT = struct.Struct("<IIQQQQQQ")
-_LOAD, _WRITE = 1, 2
+_LOAD, _THREAD_LOCAL, _WRITE = 1, 7, 2
+#: dlinfo's RTLD_DI_TLS_DATA.
+_TLS_DATA = 10
 #: Names of functions whose static objects count for glibc: half of what it keeps there is no sum of calls.
 _WAITING = (b"pthread_cond_", b"pthread_barrier_", b"condition_variable", b"sem_wait", b"sem_post", b"sem_timedwait")
 
@@ -97,12 +99,14 @@ class CpuDevice:
         return code
 
     def variables(self) -> Sequence[tuple[int, int]]:
-        return [
-            (_base_of(library) + offset, nbytes)
-            for constants, library in self._libraries.items()
-            if not any(name in self._code[constants] for name in _WAITING)
-            for offset, nbytes in writable_segments(self._code[constants])
-        ]
+        found = []
+        for constants, library in self._libraries.items():
+            code = self._code[constants]
+            if not any(name in code for name in _WAITING):
+                base = _base_of(library)
+                found += [(base + offset, nbytes) for offset, nbytes in _segments(code, _LOAD, _WRITE)]
+                found += _of_this_thread(library, code)
+        return found
 
     def close(self) -> None:
         for library in self._libraries.values():
@@ -116,12 +120,22 @@ def _base_of(library: ctypes.CDLL) -> int:
     return ctypes.c_uint64.from_address(library._handle).value
 
 
-def writable_segments(code: bytes) -> list[tuple[int, int]]:
-    """(address, bytes) of the loaded parts of a 64-bit ELF file that may be written, as they lie beside each other."""
+def _of_this_thread(library: ctypes.CDLL, code: bytes) -> list[tuple[int, int]]:
+    """Where the calling thread has the library's thread_local variables, once it has touched one of them."""
+    place = ctypes.c_void_p()
+    for _, nbytes in _segments(code, _THREAD_LOCAL):
+        if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _TLS_DATA, ctypes.byref(place)) == 0:
+            return [(place.value, nbytes)] if place.value and nbytes else []
+    return []
+
+
+def _segments(code: bytes, wanted: int, flag: int = 0) -> list[tuple[int, int]]:
+    """(address, bytes) of the parts of this kind of a 64-bit ELF file, as they lie beside each other."""
     (table,) = struct.unpack_from("<Q", code, 0x20)
     step, count = struct.unpack_from("<HH", code, 0x36)
     headers = [_SEGMENT.unpack_from(code, table + index * step) for index in range(count)]
-    return [(address, taken) for kind, flags, _, address, _, _, taken, _ in headers if kind == _LOAD and flags & _WRITE]
+    found = [header for header in headers if header[0] == wanted and header[1] & flag == flag]
+    return [(address, taken) for _, _, _, address, _, _, taken, _ in found]
 
 
 def _function(library: ctypes.CDLL, kernel: KernelInfo) -> Any:
