@@ -60,7 +60,7 @@ _SMUDGED = 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
 #: Values of the calls before a later one, and how long these may take; how many times as large what they write may be.
-_HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, 0.2, 700, 1e3
+_HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, 0.8, 700, 1e3
 #: What values that change between two calls may be at most.
 _STAGED_BYTES = 1 << 20
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.

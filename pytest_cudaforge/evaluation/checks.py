@@ -27,7 +27,7 @@ from pytest_cudaforge.records import CaseResult, Status, Target
 __all__ = ["CHECKS", "Bout", "Check", "checks_for", "turns"]
 
 #: How many calls of the reference's there were before later ones: some, as what wears off may be nothing at last.
-_LATER_CALLS = ((300, 700), (1500, 3000))
+_LATER_CALLS = ((300, 700), (4200, 9000))
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {

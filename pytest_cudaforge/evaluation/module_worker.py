@@ -528,18 +528,18 @@ class _Service:
         return found
 
     def _renew(self, how: NewInstance) -> None:
-        self._held, kept, self._kept = [], self._kept, []
+        self._held = []
         if how in ("beside", "copy"):
             self._others.append(self._model)
             if how == "beside":
                 self._construct()
             else:
                 self._take(self._guarded(_LAUNCH_REFUSED, "copying it (copy.deepcopy)", self._copied))
-            self._kept = kept
             return
+        kept, self._kept = self._kept, []
         self._others = []
         self._bound.clear()
-        self._construct_where(how)
+        self._construct_where(how, [copied for answer in kept for _, copied in answer])
         if not all(_as_it_was(tensor, copied) for answer in kept for tensor, copied in answer):
             raise _CandidateError(_LAUNCH_REFUSED, "answers that were kept changed when the module was gone")
 
@@ -556,11 +556,14 @@ class _Service:
                 new.mul_(1)
         return copied
 
-    def _construct_where(self, how: NewInstance) -> None:
-        """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself."""
+    def _construct_where(self, how: NewInstance, alike: Sequence[torch.Tensor]) -> None:
+        """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself.
+        ``alike``: what others write where memory has become free."""
         before, number = {tensor.data_ptr() for tensor in self._state.values()}, id(self._model)
         del self._model, self._state
         gc.collect()
+        written = [self._torch.full_like(tensor, _WRITTEN) for tensor in alike]
+        del written
         if how == "alone":
             self._construct(self._fillers(number))
             return

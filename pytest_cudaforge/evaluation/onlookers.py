@@ -8,6 +8,7 @@ Such a function may take itself away in time where the asking is itself an event
 from __future__ import annotations
 
 import ctypes
+import socket
 import sys
 import threading
 from typing import Any
@@ -16,7 +17,8 @@ __all__ = ["AUDITED", "NETWORKED", "ONLOOKERS", "Onlookers", "onlookers"]
 
 ONLOOKERS = "the functions that look on (sys.setprofile, sys.settrace)"
 AUDITED = "the hooks that Python's audited events go through (sys.addaudithook)"
-NETWORKED = "what others know: it looks for the network, which there is none of here"
+NETWORKED = "the network, which it looks for and which is not here"
+_INTERNET = ((socket.AF_INET,), (socket.AF_INET6,))
 _NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind", "socket.getaddrinfo"})
 #: ``PyThreadState`` begins with as many words, in CPython 3.10 to 3.14.
 _WORDS = 32
@@ -49,9 +51,9 @@ class Onlookers:
         found = {ONLOOKERS: self.left, AUDITED: self._audited, NETWORKED: self._networked}
         return tuple(name for name, seen in found.items() if seen)
 
-    def _audit(self, event: str, _: object) -> None:
+    def _audit(self, event: str, given: tuple[Any, ...]) -> None:
         """One that is added from here on is noted, and not added: that is what an exception here is for."""
-        if event in _NETWORK:
+        if event in _NETWORK or (event == "socket.__new__" and given[1:2] in _INTERNET):
             self._networked = True
         elif event == "sys.addaudithook":
             self._audited = True

@@ -112,7 +112,16 @@ class CppLanguage:
 
     def fingerprint(self, arch: str) -> str:
         """Digest of g++'s version, the flags and what ``-march=native`` means on this CPU. Raises ToolchainError."""
-        parts = ["cpp", arch, _compiler_version(), _native_target(), *FLAGS, *_EXPLAINED, DESCRIBER, _LAUNCHER]
+        parts = [
+            f"cpp {_RULES}",
+            arch,
+            _compiler_version(),
+            _native_target(),
+            *FLAGS,
+            *_EXPLAINED,
+            DESCRIBER,
+            _LAUNCHER,
+        ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def compile(self, source: str, unit: Unit, arch: str, *, lineinfo: bool = False) -> Binary:
@@ -150,6 +159,8 @@ def _compiles() -> bool:
     return True
 
 
+#: Raise it when what is refused changes: builds of before are then looked at again.
+_RULES = 2
 #: When it is compiled, and which files are there.
 _MACHINE = re.compile(
     r"\b(?P<word>__DATE__|__TIME__|__TIMESTAMP__)\b"
