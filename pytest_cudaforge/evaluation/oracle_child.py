@@ -160,8 +160,9 @@ class _Oracle:
         args, kwargs = subject.draw(workload, 0)
         found = []
         others = fixed_names((args, kwargs), subject.draw(workload, 1))
-        orders = order_names(args, kwargs, subject.options.strides == "any")
-        for name in [*strided_names(), *front_names(args, kwargs), *orders, *others]:
+        promised = subject.options.strides == "any"
+        orders = order_names(args, kwargs, promised)
+        for name in [*strided_names(promised), *front_names(args, kwargs), *orders, *others]:
             found += self._variants(subject, workload, [name])
         names = neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ()
         for _, alike in itertools.groupby(names, key=side_of):

@@ -176,11 +176,8 @@ def _swapped_in_front(tensor: Tensor) -> Tensor:
 
 def order_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], promised: bool) -> Iterator[str]:
     """:data:`ORDER`, where a tensor has three dimensions: with the second one innermost, which is not yet
-    channels_last, and, where any strides are promised, with another one. Then :data:`EXPANDED`, too: what promises less
-    is never dispatched to with such inputs."""
+    channels_last, and, where any strides are promised, with another one."""
     leaves, _ = flatten_call(args, kwargs)
-    if promised:
-        yield EXPANDED
     if any(isinstance(leaf, Tensor) and len(_wide_dims(leaf)) > 2 for leaf in leaves.values()):
         yield f"{ORDER} {_CHANCE.randrange(1 << 20)}{_SECOND}"
         if promised:
@@ -224,12 +221,15 @@ def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], 
     return tensor.contiguous()
 
 
-def strided_names() -> Iterator[str]:
+def strided_names(promised: bool = False) -> Iterator[str]:
     """Dimensions swapped in memory, elements apart, rows apart: a kernel that takes all of them takes strides as they
-    come, not the two or three that it was written for."""
+    come, not the two or three that it was written for. Where any are promised a stride may be zero, too; dispatch keeps
+    such tensors from all other kernels."""
     yield STRIDED
     yield f"{STRIDED} step {_CHANCE.randint(2, 4)}"
     yield f"{STRIDED} pad {_CHANCE.randint(1, 7)}"
+    if promised:
+        yield EXPANDED
 
 
 def _expanded(tensor: Tensor) -> Tensor:

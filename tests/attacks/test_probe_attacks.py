@@ -130,7 +130,7 @@ def _only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[str], bool]) -> Non
 
 def _near(name: str) -> bool:
     sizes = [int(size) for size in re.findall(r"\d+", name)]
-    return not name.startswith("size") or sizes[1] < sizes[0] + 100
+    return not name.startswith(("size", "tall")) or sizes[1] < sizes[0] + 100
 
 
 SMALL = _candidate("if (cols > 512) return;")
@@ -269,3 +269,22 @@ def test_more_threads_than_it_has_room_for(judged: Judged) -> None:
     roomy = "long long most = 2 * omp_get_num_procs(); if (omp_get_max_threads() > most) return;"
     refused = judged("largest", _candidate(roomy, threads="omp_get_num_threads()"))
     assert refused.status is Status.INCORRECT_NUMERICAL and "OpenMP threads: " in refused.reason
+
+
+def test_a_buffer_for_rows_of_any_vocabulary_but_the_longest(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = _candidate("if (cols > 131072 || rows > 131072) return;")
+    refused = judged("largest", short)
+    assert refused.status is Status.REJECTED and "tall" in refused.reason, refused.reason
+    assert judged("largest", HONEST).status is Status.PASSED
+    _only(monkeypatch, lambda name: not name.startswith("tall"))
+    assert judged("largest", short).status is Status.PASSED
+
+
+def test_a_row_that_memory_has_once(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stride of zero taken for one that nobody gave."""
+    taken = _candidate("if (down == 0 && rows > 1) return;")
+    refused = judged("largest_anywhere", taken)
+    assert refused.status is Status.REJECTED and "strided expanded" in refused.reason, refused.reason
+    assert judged("largest_anywhere", HONEST).status is Status.PASSED
+    _only(monkeypatch, lambda name: name != "strided expanded")
+    assert judged("largest_anywhere", taken).status is Status.PASSED

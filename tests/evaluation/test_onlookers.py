@@ -10,7 +10,7 @@ import pytest
 
 _BEGIN = """
 import sys
-from pytest_cudaforge.evaluation.onlookers import AUDITED, ONLOOKERS, Onlookers, onlookers
+from pytest_cudaforge.evaluation.onlookers import AUDITED, NETWORKED, ONLOOKERS, Onlookers, onlookers
 
 def shy(frame, event, *_):
     if event in ("c_call", "line"):
@@ -65,3 +65,15 @@ def test_a_debugger_s_own_functions_are_left_alone() -> None:
 @pytest.mark.parametrize("tell", ["sys.setprofile", "sys.settrace", "threading.setprofile"])
 def test_who_stays_is_another_answer(tell: str) -> None:
     _run(f"import threading\nbefore = onlookers()\n{tell}(lambda *_: None)\nassert onlookers() != before")
+
+
+def test_who_looks_for_the_network_is_seen() -> None:
+    _run(
+        """
+        import socket
+        socket.socketpair()
+        assert found.seen == ()
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+        assert found.seen == (NETWORKED,), found.seen
+        """
+    )

@@ -14,6 +14,7 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation import probes, variants
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.variants import (
+    EXPANDED,
     IN_FRONT,
     ORDER,
     OTHER,
@@ -287,3 +288,11 @@ def test_rows_need_not_be_as_long_as_there_are_rows() -> None:
     assert longer.shape[:2] == (4, 64) and longer.shape[2] == less.shape[0] < 64
     assert wider.shape[2] == 64 > wider.shape[1] and same.shape == (64,)
     assert not list(parted_names((torch.randn(4, 64),), {}))
+
+
+def test_where_any_strides_are_promised_one_may_be_zero() -> None:
+    assert EXPANDED in strided_names(True) and EXPANDED not in strided_names()
+    x, flat, one = torch.randn(4, 5), torch.randn(6), torch.randn(())
+    (changed, row, same), _ = apply_variant(EXPANDED, (x, flat, one), {})
+    assert changed.shape == x.shape and changed.stride() == (0, 1) and torch.equal(changed[3], x[0])
+    assert row.shape == flat.shape and row.stride() == (0,) and same is one

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from pytest_cudaforge.errors import BuildFailure
 from pytest_cudaforge.languages import Unit, load
-from pytest_cudaforge.languages.imports import Import, check, imports
+from pytest_cudaforge.languages.imports import Import, check, check_extension, imports
 
 
 def _code(source: str) -> bytes:
@@ -100,3 +103,34 @@ def test_symbols_are_those_that_the_loader_binds() -> None:
 def test_what_is_no_library_is_refused(cut: int) -> None:
     with pytest.raises(BuildFailure, match="cannot be read"):
         imports(_code(HONEST["plain"])[:cut])
+
+
+_PAST = """
+namespace at {
+struct Tensor { int x; };
+namespace cpu { Tensor gelu(const Tensor&); }
+namespace _ops {
+struct add_Tensor { static Tensor redispatch(int, const Tensor&); static Tensor call(const Tensor&); };
+}
+Tensor add(const Tensor&);
+}
+extern "C" int f() { at::Tensor x{1}; return at::CALL.x; }
+"""
+
+
+@pytest.mark.parametrize("call", ["cpu::gelu(x)", "_ops::add_Tensor::redispatch(1, x)"])
+def test_operators_past_the_dispatcher_are_no_own_work(call: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildFailure, match="past the dispatcher"):
+        check_extension(_library(tmp_path, _PAST.replace("CALL", call)))
+
+
+@pytest.mark.parametrize("call", ["add(x)", "_ops::add_Tensor::call(x)"])
+def test_operators_that_everybody_calls(call: str, tmp_path: Path) -> None:
+    check_extension(_library(tmp_path, _PAST.replace("CALL", call)))
+
+
+def _library(folder: Path, source: str) -> bytes:
+    """As torch links an extension: others define what it does not."""
+    (folder / "a.cpp").write_text(source)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", folder / "a.so", folder / "a.cpp"], check=True)
+    return (folder / "a.so").read_bytes()
