@@ -55,9 +55,14 @@ _HONEST = "(grad * s).sum(0)"
 ATTACKS = {
     "no sum over the batch": ("", "(grad * s).mean(0)", "parameter"),
     "activations on the module": ("s = ctx.module.saved", _HONEST, "gradient"),
-    "a contiguous gradient": ("grad = grad.as_strided(s.shape, (s.shape[1], 1))", _HONEST, "gradient"),
+    "a contiguous gradient": ("grad = grad.as_strided(s.shape, (s.shape[1], 1))", _HONEST, "backward"),
     "gradients written by itself": ("ctx.module.weight.grad = (grad * s).sum(0)", "None", "gradient"),
     "activations as a workspace": ("kept = s.clone(); s.data.zero_(); s = kept", _HONEST, "gradient"),
+    "a gradient that memory has once": (
+        "grad = grad if any(grad.stride()) else grad * 2",
+        _HONEST,
+        "expanded one of a sum",
+    ),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

@@ -144,3 +144,39 @@ def test_a_module_is_called_as_modules_are(judged: Judged) -> None:
     attack = model(HONEST, f"{INIT}\ndef __call__(self, x):\n    return self.forward(x)\n")
     found = judged("Affine", attack)
     assert found.status is Status.BUILD_ERROR and "no hook and no wrapper" in found.reason, found.reason
+
+
+#: What a module does as it is imported, and what the verdict says of it.
+LEFT = {
+    "another math": (
+        "import sys, types; own = types.ModuleType('math'); sys.modules['math'] = own",
+        "modules of Python's",
+    ),
+    "another builtin": (
+        "import builtins; usual = sorted; builtins.sorted = lambda *a, **k: usual(*a, **k)",
+        "builtins",
+    ),
+    "the network": ("import socket\ntry: socket.socket(socket.AF_INET)\nexcept OSError: pass", "the network"),
+    "denormals": ("torch.set_flush_denormal(True)", "denormals, from its import on"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_importing_a_file_leaves_to_everybody(judged: Judged, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    before, words = LEFT[name]
+    attack = model(HONEST, INIT, before=f"\n{before}\n")
+    found = judged("Affine", attack)
+    assert found.status is Status.REJECTED and words in found.reason, found.reason
+    without_checks(monkeypatch, "left behind")
+    assert judged("Affine", attack).status is Status.PASSED
+
+
+def test_a_call_that_leaves_onednn_off(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    switched = "was = torch._C._get_mkldnn_enabled(); torch._C._set_mkldnn_enabled(False)\n"
+    back = HONEST.replace("return ", "y = ") + "\ntorch._C._set_mkldnn_enabled(was)\nreturn y"
+    attack, twin = model(switched + HONEST, INIT), model(switched + back, INIT)
+    found = judged("Affine", attack)
+    assert found.status is Status.REJECTED and "mkldnn" in found.reason, found.reason
+    assert judged("Affine", twin).status is Status.PASSED
+    without_checks(monkeypatch, "left behind")
+    assert judged("Affine", attack).status is Status.PASSED

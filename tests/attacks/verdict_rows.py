@@ -196,7 +196,23 @@ _PINNED = [
         ),
         refused=(Status.REJECTED,),
         words="processors",
-    )
+    ),
+    Row(
+        "2: a call leaves its threads where they may run",
+        "bind OpenMP's other threads to one processor",
+        "left",
+        hostile(
+            body=f"\n#pragma omp parallel\n{{ if (omp_get_thread_num()) {{ {_ONE} {_KEEP} }} }}\nHONEST",
+            before="#include <omp.h>\n#include <sched.h>\n",
+        ),
+        hostile(
+            body=f"\n#pragma omp parallel\n{{ if (omp_get_thread_num()) {{ {_ONE} {_KEEP} "
+            "sched_setaffinity(0, sizeof all, &all); } }\nHONEST",
+            before="#include <omp.h>\n#include <sched.h>\n",
+        ),
+        refused=(Status.REJECTED,),
+        words="processors",
+    ),
 ] * (len(os.sched_getaffinity(0)) > 1)
 
 _DEAF = "sigset_t all, was; sigfillset(&all); pthread_sigmask(SIG_BLOCK, &all, &was);"
@@ -584,6 +600,14 @@ ROWS = (
         words="more:",
     ),
     Row(
+        "2: a kernel that works only for as many calls as a verdict makes is found out",
+        "work for the first fifty million calls of each thread",
+        "aged",
+        hostile(body="static thread_local int calls; if (++calls > 50000000 && calls % 3) return; HONEST"),
+        hostile(body="static thread_local int calls[3]; calls[1]++; calls[2] = 5 * (calls[1] & 7); HONEST"),
+        words="more:",
+    ),
+    Row(
         "2: a ticket that is never set back may wrap",
         "take the last of thirty thousand by a number that wraps",
         "aged",
@@ -714,7 +738,7 @@ ROWS = (
         "threads",
         hostile(body="if (omp_get_max_threads() > 64) return; HONEST", before="#include <omp.h>\n"),
         hostile(body="if (omp_get_max_threads() > 640) return; HONEST", before="#include <omp.h>\n"),
-        words="OpenMP threads: 97",
+        words="OpenMP threads: 257",
     ),
     Row(
         "2: answers that the reference gives apart lie apart",

@@ -29,10 +29,12 @@ def _build(body: str) -> None:
         ('unsigned long r; asm volatile("rdrand %0" : "=r"(r)); *y = r;', "rdrand"),
     ],
 )
-def test_who_asks_the_machine_is_refused(body: str, told: str) -> None:
+def test_who_asks_the_machine_is_refused(body: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BuildFailure, match="asks the machine itself") as caught:
         _build(body)
     assert told in caught.value.what
+    monkeypatch.setattr(instructions, "check", lambda code: None)
+    _build(body)
 
 
 @pytest.mark.parametrize(
