@@ -17,7 +17,7 @@ from typing import Any
 from pytest_cudaforge.errors import PlanError, PlanLimitError
 from pytest_cudaforge.plan import DTYPE_BYTES
 
-MAX_STEPS = 200_000
+MAX_STEPS = 500_000
 MAX_INT_BITS = 128
 MAX_TEXT = 16_384
 MAX_ITEMS = 65_536

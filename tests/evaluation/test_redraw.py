@@ -332,7 +332,8 @@ def test_what_has_an_order_keeps_it(ordered: torch.Tensor) -> None:
 def test_running_variances_are_large_and_small() -> None:
     norm = nn.BatchNorm1d(400)
     rerandomise(norm, 3)
-    assert 0.13 < float(norm.running_var.min()) < 0.2 and 5 < float(norm.running_var.max()) < 7.5
+    on = norm.running_var[norm.running_var > 0]
+    assert len(on) >= 399 and 0.13 < float(on.min()) < 0.2 and 5 < float(on.max()) < 7.5
 
 
 def test_of_some_seeds_weights_are_as_trained_ones() -> None:
