@@ -332,6 +332,8 @@ def device_settings(driver: Any, stream: int) -> dict[str, object]:
     }
 
 
+#: Whether torch computes with them; older versions do not tell of all.
+_CPU_LIBRARIES = ("_get_mkldnn_enabled", "_get_nnpack_enabled")
 #: How products in half precision are summed.
 _SUMS = (
     *("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction"),
@@ -354,7 +356,7 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
         "torch.is_autocast_enabled()": (torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")),
         "torch.backends.cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32),
         "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "torch.backends.mkldnn and nnpack": (torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()),
+        "torch.backends.mkldnn and nnpack": tuple(bool(getattr(torch._C, name, bool)()) for name in _CPU_LIBRARIES),
         "torch.backends.cuda.matmul": tuple(getattr(backends.matmul, name, None) for name in _SUMS),
         "the kernels that attention may use (torch.backends.cuda.enable_flash_sdp and the like)": (
             backends.flash_sdp_enabled(),
@@ -454,9 +456,15 @@ def _functions(torch: Any) -> dict[tuple[str, str], object]:
     return {(space, name): _whose(value, folder) for space, name, value in named if callable(value)}
 
 
+#: Packages whose modules others import.
+_EVERYBODYS = (sys.stdlib_module_names | {"torch", "numpy", "triton"}) - {"distutils"}
+
+
 def _modules() -> dict[str, object]:
-    """What each name that was imported stands for, and each builtin: modules that come later change nothing."""
-    found = {**sys.modules, **{f"builtins.{name}": value for name, value in vars(builtins).items() if name != "_"}}
+    """What each name of Python's own and torch's modules stands for, and each builtin; later ones change nothing.
+    (setuptools takes the place of distutils, and nobody minds.)"""
+    known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _EVERYBODYS}
+    found = {**known, **{f"builtins.{name}": value for name, value in vars(builtins).items() if name != "_"}}
     return {name: id(value) for name, value in found.items()}
 
 
