@@ -20,7 +20,7 @@ from pytest_cudaforge.errors import (
 )
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.languages import Binary, Language, Unit, imports
+from pytest_cudaforge.languages import Binary, Language, Unit, imports, instructions
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.published import (
     FILE_NAME,
@@ -213,6 +213,7 @@ def _checked(binary: Binary) -> Binary:
     """Here, where no candidate's code runs, and on what a cache gave as well. Raises BuildFailure."""
     if binary.language == "cpp":
         imports.check(binary.code)
+        instructions.check(binary.asks)
     return binary
 
 

@@ -75,7 +75,8 @@ class KernelInfo:
 class Binary:
     """A compiled unit: ``code`` is a shared object (cpp), a cubin (cuda) or one cubin after the other (triton).
 
-    ``log`` holds warnings about the source.
+    ``log`` holds warnings about the source; ``asks`` the instructions by which a shared object asks the machine itself
+    (see :mod:`.instructions`).
     """
 
     language: str
@@ -84,6 +85,7 @@ class Binary:
     code: bytes
     kernels: tuple[KernelInfo, ...]
     log: str = ""
+    asks: tuple[str, ...] = ()
 
     def kernel(self, expression: str) -> KernelInfo | None:
         """The kernel named by ``expression``, or None where this binary has no such kernel."""
@@ -154,6 +156,7 @@ def binary_to_bytes(binary: Binary) -> bytes:
         "constants": [list(pair) for pair in binary.constants],
         "kernels": [to_json(kernel) for kernel in binary.kernels],
         "log": binary.log[:MAX_LOG_CHARS],
+        "asks": list(binary.asks),
     }
     head = json.dumps(header).encode()
     return _PREFIX.pack(_MAGIC, len(head), len(binary.code)) + head + binary.code
@@ -178,12 +181,16 @@ def binary_from_bytes(data: bytes) -> Binary:
 
 
 def _binary_from_header(header: Any, code: bytes) -> Binary:
-    if not isinstance(header, dict) or set(header) != {"language", "arch", "constants", "kernels", "log"}:
+    fields = {"language", "arch", "constants", "kernels", "log"}
+    if not isinstance(header, dict) or set(header) - {"asks"} != fields:
         raise ValueError("a binary's header has the wrong fields")
     kernels = header["kernels"]
     if not isinstance(kernels, list) or len(kernels) > MAX_KERNELS:
         raise ValueError("a binary's header lists no kernels or too many")
     language, arch, log = (_text(header[name], MAX_LOG_CHARS) for name in ("language", "arch", "log"))
+    asks = header.get("asks", [])
+    if not isinstance(asks, list) or len(asks) > MAX_KERNELS:
+        raise ValueError("a binary's header lists too many instructions")
     return Binary(
         language=language,
         arch=arch,
@@ -191,6 +198,7 @@ def _binary_from_header(header: Any, code: bytes) -> Binary:
         code=code,
         kernels=tuple(_kernel_from_json(kernel, len(code)) for kernel in kernels),
         log=log,
+        asks=tuple(_text(name, MAX_TEXT_CHARS) for name in asks),
     )
 
 

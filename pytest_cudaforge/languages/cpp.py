@@ -146,8 +146,8 @@ class CppLanguage:
             # The complaint is the candidate's doing: it filled the disk, or #line put its words into a tool's mouth.
             said = error.what.partition(": ")[2]
             raise BuildFailure(f"g++ refused the source: {said} (other sources compile here)") from error
-        instructions.check(code)
-        return Binary(self.name, arch, unit.constants, code, _kernels(code, unit), log)
+        asks = instructions.found(code)
+        return Binary(self.name, arch, unit.constants, code, _kernels(code, unit), log, asks)
 
 
 def _compiles() -> bool:

@@ -10,10 +10,11 @@ import platform
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 
 from pytest_cudaforge.errors import BuildFailure
 
-__all__ = ["check"]
+__all__ = ["check", "found"]
 
 #: syscall, sysenter, int 0x80, rdtsc, rdtscp, and what fills a register with random bits or the processor's number.
 _BYTES = re.compile(rb"\x0f[\x05\x31\x34]|\xcd\x80|\x0f\x01\xf9|\x0f\xc7[\xf0-\xff]", re.DOTALL)
@@ -21,16 +22,21 @@ _ASKING = re.compile(r"^\s*[0-9a-f]+:\s+(syscall|sysenter|int\s+\$0x80|rdtscp?|r
 _LIMIT_S = 20.0
 
 
-def check(code: bytes) -> None:
-    """Raises BuildFailure where a shared object asks the kernel or the processor itself. Where there is no objdump, or
-    another architecture, nothing is said. To be called where code that nobody trusts may be looked at."""
+def found(code: bytes) -> tuple[str, ...]:
+    """Those in a shared object. Where there is no objdump, or another architecture, none is. To be called where code
+    that nobody trusts may be looked at. Raises BuildFailure where it cannot be read in time."""
     if platform.machine() not in ("x86_64", "AMD64") or not _BYTES.search(code):
-        return
-    found = sorted({" ".join(name.split()) for name in _ASKING.findall(_disassembled(code))})
-    if found:
+        return ()
+    return tuple(sorted({" ".join(name.split()) for name in _ASKING.findall(_disassembled(code))}))
+
+
+def check(asked: Sequence[str]) -> None:
+    """Raises BuildFailure where any were found."""
+    if asked:
+        shown = "".join(char for char in ", ".join(asked)[:100] if char.isprintable())
         raise BuildFailure(
-            f"the kernel asks the machine itself, by {', '.join(found)}: it may answer otherwise where it runs than "
-            "where it is verified",
+            f"the kernel asks the machine itself, by {shown}: it may answer otherwise where it runs than where it is "
+            "verified",
             expected="a kernel whose answers follow from its arguments alone",
             remedy="take the instruction out; a launch's arguments and constants tell a kernel all that it needs",
         )

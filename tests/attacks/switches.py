@@ -94,6 +94,11 @@ def _undrawn(family: str) -> Callable[[tuple[Trial, ...]], list[Trial]]:
     return lambda trials: [_case(t, family="drawn") if t.case.family == family else t for t in trials]
 
 
+def _no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rules in (building.imports, building.instructions):
+        monkeypatch.setattr(rules, "check", lambda _: None)
+
+
 def _no_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(monkeypatch, "aged")
 
@@ -248,7 +253,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "aged": _no_ages,
     "leaks": lambda patch: without_checks(patch, "leaks"),
     "beside": _no_beside,
-    "imports": lambda patch: patch.setattr(building.imports, "check", lambda code: None),
+    "imports": _no_imports,
     "instances": lambda patch: without_checks(patch, "instances"),
     "threads": lambda patch: without_checks(patch, "thread counts"),
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),

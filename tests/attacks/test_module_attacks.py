@@ -18,6 +18,7 @@ from pytest_cudaforge.evaluation import checks, module_building, runs, sitting, 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.sandbox import probe_abilities
 from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
@@ -323,6 +324,7 @@ def test_a_module_with_one_answer_for_each_input_is_refused_and_its_twin_passes(
     lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who keeps an answer keeps it while new values come to the same place."""
+    monkeypatch.setattr(ModuleWorker, "writes_over", False)  # the next answer would show it as well
     attack = model("return torch.mul(x, 2, out=place(x))", before=_SAME_AGAIN)
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and "kept" in evaluation.reason, evaluation.reason

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from dataclasses import dataclass
 
 from attacked import BEST, BUCKETS, hostile
@@ -215,6 +216,19 @@ _PINNED = [
     ),
 ] * (len(os.sched_getaffinity(0)) > 1)
 
+#: The processor tells as well, and asks no library.
+_CLOCKED = [
+    Row(
+        "1: native code computes the same wherever and whenever it runs",
+        "do nothing any more when the processor has run for long",
+        "imports",
+        hostile(body="if (__rdtsc() > 1ull << 62) return; HONEST", before=_INTRINSICS),
+        hostile(body="if (n > 1ll << 62) return; HONEST", before=_INTRINSICS),
+        refused=(Status.BUILD_ERROR,),
+        words="rdtsc",
+    )
+] * (platform.machine() == "x86_64" and shutil.which("objdump") is not None)
+
 _DEAF = "sigset_t all, was; sigfillset(&all); pthread_sigmask(SIG_BLOCK, &all, &was);"
 _MASKED = Row(
     "2: a call leaves its caller's signals alone",
@@ -304,6 +318,7 @@ ROWS = (
         refused=(Status.BUILD_ERROR,),
         words="asks for the time",
     ),
+    *_CLOCKED,
     Row(
         "1: native code computes the same wherever and whenever it runs",
         "do nothing where its process has a number that a verdict's has not",
@@ -461,6 +476,7 @@ ROWS = (
             body=_AGAIN.replace("PLACES", "0") + " if (!again || n) { HONEST } at = __rdtsc();", before=_INTRINSICS
         ),
         words="without a pause",
+        also_off="imports",
     ),
     Row(
         "2: they do so while calls rotate over as many places as when they are timed",
@@ -472,6 +488,7 @@ ROWS = (
         ),
         refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
         timing=True,
+        also_off="imports",
     ),
     Row(
         "2: calls follow each other without a pause as well",
@@ -480,6 +497,7 @@ ROWS = (
         hostile(body=_SOON + " if (!soon) { HONEST } at = __rdtsc(); last = x;", before=_INTRINSICS),
         hostile(body=_SOON + " if (!soon || n) { HONEST } at = __rdtsc(); last = x;", before=_INTRINSICS),
         words="calls one after another",
+        also_off="imports",
     ),
     Row(
         "2: a write that leaps over the red zones is seen as well",
