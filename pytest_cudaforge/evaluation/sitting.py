@@ -492,7 +492,8 @@ class Sitting:
         if workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES:
             families = tuple(chance.sample(families, min(1, len(families))))
         for family in families:
-            self.oracle.fill(table.bench, 0, TrialCase(chance.getrandbits(62), family), 0)
+            case = TrialCase(chance.getrandbits(62), family, self._weights_seed, table.entrant.kept)
+            self.oracle.fill(table.bench, 0, case, 0)
             candidate.once(1)
             self._judge(table, 0)
 
