@@ -537,7 +537,13 @@ class Evaluator:
             start_limit_s=self.hang_limit_s(None) + 20,
             spawn=lambda compilers: self.servers.module_worker(cuda=cuda, compilers=compilers, trusted=configured),
             compile_=functools.partial(self._extension, fresh),
+            written=self._written(target, facts),
         )
+
+    def _written(self, target: Target, facts: TargetFacts) -> tuple[str, ...]:
+        """Paths of the state that the reference's forward writes."""
+        found = {path for workload in facts.workloads for path in self.oracle.mutates(target, workload.name)}
+        return tuple(sorted(path.removeprefix("state/") for path in found if path.startswith("state/")))
 
     def _extension(self, fresh: bool, request: ExtensionRequest) -> tuple[Binary, bool]:
         """Build an extension, or take it from the cache: only this process writes there, and what is stored depends on

@@ -54,6 +54,7 @@ class Workshop:
         start_limit_s: float,
         spawn: Callable[[bool], ModuleWorker],
         compile_: Compile,
+        written: tuple[str, ...] = (),
     ) -> None:
         ((name, source),) = _one_file(candidate)
         self.facts, self.device = facts, device
@@ -66,6 +67,7 @@ class Workshop:
             precision=facts.precision,
             seed=initial["seed"],
             threads=threads,
+            written=written,
         )
         self._torch_device, self._start_limit_s = torch_device, start_limit_s
         self._spawn, self._compile = spawn, compile_

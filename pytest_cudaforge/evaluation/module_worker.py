@@ -106,7 +106,8 @@ class ModuleRecipe:
     """How a worker makes the candidate. ``init`` is (args, kwargs) as plain data of :mod:`.initial`.
 
     ``mode`` "": as constructed. ``seed``: what the reference's constructor was seeded with. ``sabotage``: "" or what
-    the functions of extensions do instead of their work (see :mod:`.extensions`).
+    the functions of extensions do instead of their work (see :mod:`.extensions`). ``written``: paths of the state that
+    the reference's forward writes, plain attributes among them.
     """
 
     file_name: str
@@ -117,6 +118,7 @@ class ModuleRecipe:
     seed: int
     threads: int
     sabotage: str = ""
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -489,7 +491,8 @@ class _Service:
         extensions.change_triton()
         self._construct()
         self._settings = self._settings_now()
-        state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in self._state.items()]
+        known = {**self._state, **self._attributes}
+        state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in known.items()]
         return json.dumps({"state": state})
 
     def _turn(self, asked: Any) -> None:
@@ -609,6 +612,12 @@ class _Service:
         self._state = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        #: Plain attributes, which forward may put another tensor into.
+        self._attributes = {
+            path: tensor
+            for path in self._recipe.written
+            if path not in self._state and (tensor := self._attribute(path)) is not None
         }
 
     def _replaced(self) -> bool:
@@ -902,9 +911,21 @@ class _Service:
             raise LaunchFailure(f"no arena is attached under slot {slot}")
         return self._arenas[slot].address + offset
 
+    def _attribute(self, path: str) -> torch.Tensor | None:
+        """The tensor that a plain attribute holds now."""
+        value: Any = self._model
+        for name in path.split("."):
+            if name.isdigit() and isinstance(value, (list, tuple)):
+                value = value[int(name)] if int(name) < len(value) else None
+            else:
+                value = getattr(value, name, None)
+        return value if type(value) is self._torch.Tensor else None
+
     def _matched(self, bound: _Bound) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """(buffer, the reference's tensor, the candidate's) where name, shape and dtype are the same."""
-        for path, tensor in self._state.items():
+        now = ((path, self._attribute(path)) for path in self._attributes)
+        state = {**self._state, **{path: tensor for path, tensor in now if tensor is not None}}
+        for path, tensor in state.items():
             if path in bound.state:
                 index, place = bound.state[path]
                 if tensor.shape == place.shape and tensor.dtype == place.dtype:
@@ -912,15 +933,18 @@ class _Service:
 
     def _load_weights(self, bound: _Bound) -> None:
         """Only where they changed: a module may know its weights by their version."""
-        torch = self._torch
         for _, place, tensor in self._matched(bound):
-            if not torch.equal(tensor, place):
+            if not self._same(tensor, place):
                 tensor.copy_(place)
+
+    def _same(self, tensor: torch.Tensor, place: torch.Tensor) -> bool:
+        """An attribute may lie elsewhere before the first call: a module does not take it along to a device."""
+        return self._torch.equal(tensor.to(place.device), place)
 
     def _show_state(self, bound: _Bound) -> None:
         """What forward wrote into its state goes where the oracle compares it."""
         for _, place, tensor in self._matched(bound):
-            if not self._torch.equal(place, tensor):  # what forward leaves alone may be mapped read-only
+            if not self._same(tensor, place):  # what forward leaves alone may be mapped read-only
                 place.copy_(tensor)
 
     def _deliver(self, bound: _Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:

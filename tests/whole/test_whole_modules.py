@@ -139,3 +139,45 @@ def test_a_rewrite_in_torch_is_timed(lenient: Evaluator, repo: Path) -> None:
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "rewrite"), evaluation.reason
     assert evaluation.timing is not None and evaluation.timing.clock == "supervisor"
     assert 0 < evaluation.timing.workloads[0].candidate.median_ns < 1e9
+
+
+HIDDEN = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(9, 64)])
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64))
+        self.hidden = torch.zeros(9, 64)
+
+    def forward(self, x):
+        self.hidden = torch.tanh(self.hidden.to(x.device) * self.weight + x)
+        return self.hidden * 2
+"""
+HIDDEN_INIT = """
+def __init__(self):
+    super().__init__()
+    self.weight = nn.Parameter(torch.randn(64))
+    self.hidden = torch.zeros(9, 64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("keeps", "status"),
+    [
+        ("self.hidden = new", Status.PASSED),
+        ("self.hidden.copy_(new)", Status.PASSED),
+        ("pass", Status.INCORRECT_NUMERICAL),
+        ("self.hidden = new * 1.01", Status.INCORRECT_NUMERICAL),
+    ],
+)
+def test_state_in_a_plain_attribute(lenient: Evaluator, tmp_path: Path, keeps: str, status: Status) -> None:
+    """As in KernelBench's recurrent tasks: neither a parameter nor a buffer, and another tensor after each call."""
+    (tmp_path / "cells.py").write_text(HIDDEN)
+    forward = f"new = torch.tanh(self.hidden * self.weight + x)\n{keeps}\nreturn new * 2"
+    evaluation = lenient.evaluate(model(forward, HIDDEN_INIT), find(tmp_path, "::Cell"), timing=False)
+    assert evaluation.status is status, evaluation.reason
+    assert status is Status.PASSED or "attribute hidden" in evaluation.reason
