@@ -59,8 +59,9 @@ _MOST = 1 << 24
 _SMUDGED = 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
-#: Values of the calls before a later one, and how long these may take; how many times as large what they write may be.
-_HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, 0.8, 700, 1e3
+#: Values of the calls before a later one; how long these may take, where there are enough of them and where not; how many
+#: times as large what they write may be.
+_HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, (0.8, 2.0), 700, 1e3
 #: What values that change between two calls may be at most.
 _STAGED_BYTES = 1 << 20
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
@@ -449,7 +450,7 @@ class Bench:
                     raise
                 return False
             # On busy cores calls look slow: the fewest are made where they do not take very long.
-            if time.monotonic() - began > _HISTORY_S * (1 if number >= _FEWEST else 10):
+            if time.monotonic() - began > _HISTORY_S[number < _FEWEST]:
                 break
         return True
 

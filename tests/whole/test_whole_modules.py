@@ -176,7 +176,7 @@ def __init__(self):
 )
 def test_state_in_a_plain_attribute(lenient: Evaluator, tmp_path: Path, keeps: str, status: Status) -> None:
     """As in KernelBench's recurrent tasks: neither a parameter nor a buffer, and another tensor after each call."""
-    (tmp_path / "cells.py").write_text(HIDDEN)
+    (tmp_path / "layers.py").write_text(HIDDEN)
     forward = f"new = torch.tanh(self.hidden * self.weight + x)\n{keeps}\nreturn new * 2"
     evaluation = lenient.evaluate(model(forward, HIDDEN_INIT), find(tmp_path, "::Cell"), timing=False)
     assert evaluation.status is status, evaluation.reason
