@@ -59,8 +59,8 @@ _MOST = 1 << 24
 _SMUDGED = 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
-#: Values of the calls before a later one; how long these may take, where there are enough of them and where not; how many
-#: times as large what they write may be.
+#: Values of the calls before a later one; how long these may take, where there are enough of them and where not; how
+#: many times as large what they write may be.
 _HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, (0.8, 2.0), 700, 1e3
 #: What values that change between two calls may be at most.
 _STAGED_BYTES = 1 << 20
