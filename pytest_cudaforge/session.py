@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pytest_cudaforge import chat, compiler, strategies
@@ -325,20 +324,23 @@ def _cancel_of_current_task() -> Callable[[], None]:
 def _interrupts(first: Callable[[], None], second: Callable[[], None]) -> Iterator[None]:
     """SIGINT calls ``first``, then ``second``; what was installed before comes back at the end.
 
-    Outside the main thread signals cannot be caught, and are somebody else's business.
+    By the loop's own handler: it has a descriptor to be woken by, so a signal that comes just before the loop goes to
+    sleep is not left lying until the next one, which would count as one with it. Outside the main thread signals
+    cannot be caught, and are somebody else's business.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop, steps = asyncio.get_running_loop(), [second, first]
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def on_signal() -> None:
         if steps:
-            loop.call_soon_threadsafe(steps.pop())
+            steps.pop()()
 
-    before = signal.signal(signal.SIGINT, on_signal)
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, on_signal)
     try:
         yield
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
