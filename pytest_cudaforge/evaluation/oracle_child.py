@@ -32,6 +32,7 @@ from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
+from pytest_cudaforge.evaluation.room import share_bytes, within
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
 from pytest_cudaforge.evaluation.undisabled import undisabled
@@ -196,12 +197,13 @@ class _Oracle:
         for name in names:
             try:
                 changed = apply_variant(name, *subject.draw(workload, 0))
-                output = subject.run(subject.function, *changed)
+                with within(self.device, share_bytes(self.device)):
+                    output = subject.run(subject.function, *changed)
             except TargetError as error:
                 if is_fatal(error):
                     raise
                 continue
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, MemoryError):
                 continue  # a call of that size cannot be made here
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize()  # a fault in the call shows here, not at some later request

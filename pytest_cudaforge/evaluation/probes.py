@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pytest_cudaforge.errors import LaunchFailure, Unsupported, WorkerFailure
+from pytest_cudaforge.errors import DeviceError, LaunchFailure, Unsupported, WorkerFailure
 from pytest_cudaforge.evaluation.arena import ALIGN_BYTES, HOST_ALIGN_BYTES
 from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, Trial, call_layout
 from pytest_cudaforge.evaluation.contract import compare_structure
-from pytest_cudaforge.evaluation.oracle import TrialCase
+from pytest_cudaforge.evaluation.oracle import NO_ROOM, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import Binary
@@ -38,6 +38,10 @@ _TRITON_ALIGNMENT = 16
 
 class _Untried(Exception):
     """A probe that was not run: the plan refuses it, or has no kernel for it yet."""
+
+
+class _NoRoom(_Untried):
+    """A probe that took more memory than the device has: nobody's fault."""
 
 
 class Plans(Protocol):
@@ -149,12 +153,12 @@ class Prober:
         contract = self._is_promised(strided)
         if strided and not contract and self._guard.contiguous_only:
             return
-        refused = ""
+        refused, lacking = "", False
         for name, workload in members:
             try:
                 problem = self._variant_problem(name, workload, contract)
             except _Untried as error:
-                refused = str(error)
+                refused, lacking = str(error), isinstance(error, _NoRoom)
                 continue
             self._conclude(name, problem, contract, strided)
             return
@@ -162,7 +166,7 @@ class Prober:
             return
         # Where nothing but a far size was drawn, it was for kernels that take it as they are.
         if contract or strided or len(members) > 1 or not _grows(members[0][0]):
-            self._conclude(members[-1][0], refused, contract, strided)
+            self._conclude(members[-1][0], refused, contract and not lacking, strided)
 
     def _conclude(self, name: str, problem: str, contract: bool, strided: bool) -> None:
         """Raises Refusal for a problem with what the target promises; any other narrows the guard."""
@@ -191,7 +195,12 @@ class Prober:
             product = Product(workload, traced, self.kitchen.compile(traced))
         except Refusal as refusal:
             return refusal.reason
-        return self._problem(product, call_layout(traced, frames=1), name, variant=name, contract=contract)
+        try:
+            return self._problem(product, call_layout(traced, frames=1), name, variant=name, contract=contract)
+        except DeviceError as error:
+            if not error.what.startswith(NO_ROOM):
+                raise
+            raise _NoRoom(f"not tried: {error.what}") from error
 
     # -- alignment
 

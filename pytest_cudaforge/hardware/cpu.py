@@ -95,13 +95,25 @@ def _usable_cores(cgroup: Path) -> int:
     return cores
 
 
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that can be had without swapping, in a container those that its limit leaves; 0 where nothing
+    says so."""
+    free = _meminfo_bytes(proc, "MemAvailable:")
+    limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
+    return min(free, max(0, int(limit) - int(used))) if limit.isdigit() and used.isdigit() and free else free
+
+
 def _memory_bytes(proc: Path, cgroup: Path) -> int:
-    total = 0
-    for line in _read(proc / "meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            total = int(line.split()[1]) * 1024
+    total = _meminfo_bytes(proc, "MemTotal:")
     limit = _read(cgroup / "memory.max")
     return min(total, int(limit)) if limit.isdigit() and total else total
+
+
+def _meminfo_bytes(proc: Path, name: str) -> int:
+    for line in _read(proc / "meminfo").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _clock_mhz(core: Path, info: dict[str, str]) -> int:
