@@ -10,7 +10,7 @@ three where one of them could not tell; that at most triples the product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -158,7 +158,7 @@ def assess(race: Race, promises: Promises, thresholds: Thresholds) -> tuple[Find
     for question in _REFERENCES:
         if question in blocks[0].parties:
             findings.append(_against_reference(race, blocks, question, promises, thresholds))
-    return tuple(_calm(race, finding) for finding in _placed(findings))
+    return tuple(_calm(race, finding) for finding in _placed(_contradicted(findings, thresholds)))
 
 
 def suspects(findings: Sequence[Finding]) -> bool:
@@ -300,6 +300,33 @@ def _advice(outcome: GuardOutcome, below: bool) -> str:
     if outcome != "regression":
         return ""
     return REFORGE_OR_FALL_BACK if below else "see what changed, or forge it again and merge what it promises then"
+
+
+def _contradicted(findings: Sequence[Finding], thresholds: Thresholds) -> list[Finding]:
+    """A kernel that got slower breaks what it promised against every reference, and by as much. Where the same blocks
+    say that it keeps another promise, by more than the margins of both, the reference's time is another than when the
+    promise was made (it was slowed down then, or is faster now), and nothing is said of the kernel."""
+    kept = {
+        finding.question: finding.promised / finding.slowdown.low
+        for finding in findings
+        if finding.promised is not None and finding.outcome == "pass"
+    }
+    return [_doubted(finding, kept, thresholds) for finding in findings]
+
+
+def _doubted(finding: Finding, kept: Mapping[Question, float], thresholds: Thresholds) -> Finding:
+    if finding.promised is None or finding.outcome != "regression" or finding.below_reference:
+        return finding
+    least = finding.promised / finding.slowdown.high
+    against = [question for question, most in kept.items() if least > most / (1.0 - thresholds.promise_margin) ** 2]
+    if not against:
+        return finding
+    names = {"eager": "its eager reference", "compile": "torch.compile"}
+    text = (
+        f"nothing was decided: it is as fast as promised against {names[against[0]]}, so {names[finding.question]} is "
+        f"faster here than when the promise was made, not the kernel slower; {finding.text}"
+    )
+    return replace(finding, outcome="inconclusive", advice="", text=text)
 
 
 def _placed(findings: Sequence[Finding]) -> list[Finding]:
