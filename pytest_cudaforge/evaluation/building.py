@@ -100,10 +100,13 @@ class Kitchen:
         built = [(self._keys[unit], binary) for unit, binary in self._binaries.items() if unit in self._keys]
         return tuple((key, binary_digest(binary)) for key, binary in built)
 
-    def trace(self, workload: WorkloadFacts, function: str = "plan") -> TracedPlan:
-        """Trace a function of plan.py for one signature. Raises Unsupported as it is: a probe may be refused."""
+    def trace(
+        self, workload: WorkloadFacts, function: str = "plan", *, device: DeviceFacts | None = None
+    ) -> TracedPlan:
+        """Trace a function of plan.py for one signature, on another ``device`` than this one where it is given. Raises
+        Unsupported as it is: a probe may be refused."""
         signature = Signature(
-            workload.inputs, workload.input_tree, self.facts.module, self.device, self.candidate.language
+            workload.inputs, workload.input_tree, self.facts.module, device or self.device, self.candidate.language
         )
         try:
             return self.builder.trace(self.plan_source, signature, function)

@@ -95,7 +95,8 @@ class Workshop:
 
     # -- what the verifier asks of a kitchen
 
-    def trace(self, workload: WorkloadFacts) -> TracedPlan:
+    def trace(self, workload: WorkloadFacts, *, device: DeviceFacts | None = None) -> TracedPlan:
+        """Whatever ``device`` it is for: nothing is traced of a module."""
         return plan_of_call(workload, self.facts.module)
 
     def knows(self, traced: TracedPlan) -> bool:

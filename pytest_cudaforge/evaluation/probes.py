@@ -34,6 +34,9 @@ _SIZE = re.compile(r"size (\d+) -> (\d+)")
 _ALIGNMENTS = (1, 16, 32, 64)
 _CONTRACT_ALIGNMENT = {"cpu": HOST_ALIGN_BYTES, "cuda": ALIGN_BYTES}
 _TRITON_ALIGNMENT = 16
+#: How many cores more other machines have: as a server, as a desktop.
+_MORE_CORES = ((24, 192), (6, 16))
+_CHANCE = secrets.SystemRandom()
 
 
 class _Untried(Exception):
@@ -49,7 +52,7 @@ class Plans(Protocol):
 
     device: DeviceFacts
 
-    def trace(self, workload: WorkloadFacts) -> TracedPlan: ...
+    def trace(self, workload: WorkloadFacts, *, device: DeviceFacts | None = None) -> TracedPlan: ...
 
     def knows(self, traced: TracedPlan) -> bool: ...
 
@@ -70,6 +73,19 @@ def narrow(
     )
 
 
+def machines_like(device: DeviceFacts) -> tuple[DeviceFacts, ...]:
+    """Machines that share ``device``'s arch, by what a plan may know of them; their sizes are drawn, secretly.
+
+    Of a GPU's smaller ones only: a grid that has to be on the device at once has no more blocks than fit on this one.
+    Of a CPU's larger ones only: what has room for as many threads as cores has room for those that run here.
+    """
+    if device.kind == "cuda":
+        fewer = _CHANCE.randint(max(1, device.sm_count // 2), max(1, device.sm_count - 1))
+        return (replace(device, sm_count=fewer, l2_bytes=device.l2_bytes // 2),)
+    sizes = [device.sm_count + _CHANCE.randint(*more) for more in _MORE_CORES]
+    return tuple(replace(device, sm_count=cores, l2_bytes=2 * device.l2_bytes) for cores in sizes)
+
+
 class Prober:
     """The probes of one workload. ``excluded``: a guard outside of which nothing is looked at, or None."""
 
@@ -86,6 +102,10 @@ class Prober:
     @property
     def _kind(self) -> str:
         return self.kitchen.device.kind
+
+    @property
+    def _mutates(self) -> bool:
+        return bool(self.benches.setting.oracle.mutates(self.benches.target, self.product.workload.name))
 
     @property
     def _contract_alignment(self) -> int:
@@ -188,6 +208,43 @@ class Prober:
             return refusal.reason
         if not contract and not self.kitchen.knows(traced):
             raise _Untried("its kernels are specialised to the drawn shapes by constants")
+        try:
+            return self._problem_of(traced, workload, name, variant=name, contract=contract)
+        except DeviceError as error:
+            if not error.what.startswith(NO_ROOM):
+                raise
+            raise _NoRoom(f"not tried: {error.what}") from error
+
+    # -- other machines
+
+    def look_elsewhere(self) -> None:
+        """The plan as it is traced on machines of other sizes, where it is another one there: the kernel is published
+        for all that share this one's arch. Raises Refusal where it is wrong."""
+        tried = [self.product.traced.main]
+        for device in machines_like(self.kitchen.device):
+            try:
+                traced = self.kitchen.trace(self.product.workload, device=device)
+            except Unsupported:  # there the reference runs
+                continue
+            if traced.main in tried:
+                continue
+            tried.append(traced.main)
+            name = f"as on a machine with {device.sm_count} {'SMs' if device.kind == 'cuda' else 'cores'}"
+            threads = device.sm_count if device.kind == "cpu" else None
+            problem = self._problem_of(traced, self.product.workload, name, contract=True, threads=threads)
+            if problem:
+                raise self.benches.refusal(Status.REJECTED, f"{self.product.workload.name}: {name}: {problem}")
+
+    def _problem_of(
+        self,
+        traced: TracedPlan,
+        workload: WorkloadFacts,
+        name: str,
+        *,
+        contract: bool,
+        variant: str = "",
+        threads: int | None = None,
+    ) -> str:
         mismatches = compare_structure(traced.main, workload)
         if mismatches:
             return f"{mismatches[0].output}: {mismatches[0].detail}"
@@ -195,12 +252,8 @@ class Prober:
             product = Product(workload, traced, self.kitchen.compile(traced))
         except Refusal as refusal:
             return refusal.reason
-        try:
-            return self._problem(product, call_layout(traced, frames=1), name, variant=name, contract=contract)
-        except DeviceError as error:
-            if not error.what.startswith(NO_ROOM):
-                raise
-            raise _NoRoom(f"not tried: {error.what}") from error
+        layout = call_layout(traced, frames=1)
+        return self._problem(product, layout, name, variant=variant, contract=contract, threads=threads)
 
     # -- alignment
 
@@ -263,16 +316,23 @@ class Prober:
         variant: str = "",
         kept: Worker | None = None,
         frames: int = 1,
+        threads: int | None = None,
     ) -> str:
-        """ "" where the probe passes in all ``frames``, else what went wrong."""
+        """ "" where the probe passes in all ``frames``, else what went wrong. ``threads``: as many of OpenMP's take
+        part, in many calls on the last one's values, too."""
         workload = self.product.workload.name
         case = CaseResult(workload, name, contract, False, None, None)
         try:
             with self.benches.open(product, layout, variant=variant, workload=workload, kept=kept) as run:
+                if threads is not None:
+                    run.worker.set_threads(threads)
                 for frame in range(frames):
                     # Weights as constructed are often all alike: whose they are shows in no answer.
                     drawn = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
-                    case = run.case(workload, Trial(name, drawn, frame, 0), contract=contract)
+                    trial = Trial(name, drawn, frame, 0)
+                    case = run.case(workload, trial, contract=contract)
+                    if case.passed and threads is not None and not self._mutates:
+                        case = run.repeated(workload, trial)
                     if not case.passed:
                         break
         except (WorkerFailure, LaunchFailure) as error:

@@ -172,10 +172,13 @@ class Verifier:
         for product in products:
             if product.workload.name not in probed:
                 continue
+            prober = self._prober(product)
             if is_big(product.workload):
-                self._prober(product).leave_alone()
-            else:
-                self._prober(product).look_around()
+                prober.leave_alone()
+                continue
+            if product.traced.main.steps:
+                prober.look_elsewhere()
+            prober.look_around()
 
 
 def is_big(workload: WorkloadFacts) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from device_attacked import device_kernel
 
+from pytest_cudaforge.hardware import detect_in_child
 from pytest_cudaforge.records import Candidate, Status
 
 __all__ = ["KEPT_SUMS", "LAZY", "LAZY_NS", "PLAIN_SUMS", "REFUSED", "ROWS", "DeviceRow"]
@@ -292,6 +294,15 @@ _TELL_SOON = (
 
 #: Longer ago than calls in a row, and sooner than any that a request asks for.
 _VISITS = "__device__ unsigned long long visited[64], now_ns; __device__ bool recent;\n"
+#: As many multiprocessors as the device at hand has.
+_HERE = detect_in_child("cuda:0").sm_count if torch.cuda.is_available() else 0
+_FEWER = f"""from pytest_cudaforge.plan import device, empty, launch
+
+def plan(x):
+    y, n, at = empty(x.shape, x.dtype), x.numel(), {_HERE}
+    launch("kernel", grid=((n + 255) // 256,), block=(256,), args=(x, y, SIZE))
+    return y
+"""
 _TELL_VISIT = (
     'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns)); place = find_place(y);'
     " recent = now_ns - visited[place] < 300000; visited[place] = now_ns; rest = RESTS;"
@@ -463,6 +474,15 @@ def plan(x):
         device_kernel(before=_SEEN + _VISITS, tick=_TELL_VISIT.replace("RESTS", "recent"), body=_RESTING),
         device_kernel(before=_SEEN + _VISITS, tick=_TELL_VISIT.replace("RESTS", "recent && calls < 0"), body=_RESTING),
         words="without a pause",
+    ),
+    DeviceRow(
+        "2: a plan is tried as it is on devices with fewer multiprocessors",
+        "leave out the last elements on smaller devices",
+        "elsewhere",
+        device_kernel(plan=_FEWER.replace("SIZE", "n - 256 * (device.sm_count < at)")),
+        device_kernel(plan=_FEWER.replace("SIZE", "n")),
+        refused=_REJECTED,
+        words="as on a machine with",
     ),
     DeviceRow(
         "2: nothing can be counted on that nobody wrote",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudaforge.evaluation import building, cases, checks, contract, sitting, verification
+from pytest_cudaforge.evaluation import building, cases, checks, contract, probes, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
 from pytest_cudaforge.evaluation.sitting import Sitting
@@ -265,6 +265,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "plausible": _odd_zones,
     "exchanged": _no_exchanges,
     "one after another": _no_quick_calls,
+    "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),
     "crowded": lambda patch: without_checks(patch, "crowded"),
     "still written": lambda patch: without_checks(patch, "still written"),
     "changed": _no_changes,

@@ -49,6 +49,13 @@ static thread_local float seen[8];
 static bool there(const float* y, long long n) { for (int i = 0; i < 8; ++i) if (y[i * (n / 8)] != seen[i]) return false; return true; }
 static void look(const float* y, long long n) { for (int i = 0; i < 8; ++i) seen[i] = y[i * (n / 8)]; }
 """
+_MORE_CORES = """from pytest_cudaforge.plan import device, empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("kernel", args=(x, y, x.numel() - LESS))
+    return y
+"""
 _MINUTES = """
 #include <chrono>
 static const auto five = std::chrono::minutes(5);
@@ -821,6 +828,15 @@ ROWS = (
         ),
         hostile("power"),
         target="power",
+    ),
+    Row(
+        "2: a plan is tried as it is on machines with more cores",
+        "leave out the last element on larger machines",
+        "elsewhere",
+        hostile(plan=_MORE_CORES.replace("LESS", f"(device.sm_count > {os.cpu_count()})")),
+        hostile(plan=_MORE_CORES.replace("LESS", "0 * device.sm_count")),
+        refused=(Status.REJECTED,),
+        words="as on a machine with",
     ),
     # -- §3 fast
     Row(
