@@ -29,6 +29,11 @@ def softmax(x):
     return torch.softmax(x, -1)
 
 
+@forge_target(inputs=lambda: [torch.randn(48, 64)], grad=True)
+def unit(x):
+    return nn.functional.normalize(x, dim=-1, eps=1e-6)
+
+
 @forge_target(inputs=lambda: {"x": torch.randn(8, 64), "scale": 2.0, "shift": torch.randn(64)}, grad=True)
 def parts(x, scale, shift):
     return {"moved": x * scale + shift, "count": (x > 0).sum(-1), "square": x * x}
@@ -128,6 +133,46 @@ def plan_backward(x, out, grad_out):
     return {"x": dx}
 """
 
+UNIT_SOURCE = """
+#include <cmath>
+
+static double length(const float* x, long long cols) {
+  double sum = 0;
+  for (long long c = 0; c < cols; ++c) sum += (double)x[c] * x[c];
+  return std::sqrt(sum);
+}
+
+void unit(const float* x, float* y, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = x + r * cols; double n = std::fmax(length(p, cols), 1e-6);
+    for (long long c = 0; c < cols; ++c) y[r * cols + c] = (float)(p[c] / n);
+  }
+}
+
+void unit_backward(const float* x, const float* g, float* dx, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = x + r * cols; const float* q = g + r * cols; double n = length(p, cols), along = 0;
+    for (long long c = 0; c < cols; ++c) along += (double)p[c] * q[c] / (n * n);
+    if (n < 1e-6) n = 1e-6, along = 0;
+    for (long long c = 0; c < cols; ++c) dx[r * cols + c] = (float)((q[c] - along * p[c]) / n);
+  }
+}
+"""
+
+UNIT_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("unit", args=(x, y, *x.shape))
+    return y
+
+def plan_backward(x, grad_out):
+    dx = empty(x.shape, x.dtype)
+    launch("unit_backward", args=(x, grad_out, dx, *x.shape))
+    return {"x": dx}
+"""
+
 PARTS_SOURCE = """
 void parts(const float* x, float scale, const float* shift, float* moved, long long* count, float* square,
            long long rows, long long cols) {
@@ -172,6 +217,7 @@ def plan_backward(x, scale, shift, grad_out):
 _FILES = {
     "Gate": (GATE_SOURCE, GATE_PLAN),
     "softmax": (SOFTMAX_SOURCE, SOFTMAX_PLAN),
+    "unit": (UNIT_SOURCE, UNIT_PLAN),
     "parts": (PARTS_SOURCE, PARTS_PLAN),
 }
 

@@ -16,7 +16,7 @@ from pytest_cudaforge.evaluation.verification import Verifier, is_big
 from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification, WorkloadFacts
 from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE, forward_workload
 
-#: As many as reach to "faint": rows that vanish, where a gradient divides by their length.
+#: As many as reach to "small": rows that vanish, where a gradient divides by their length.
 _FAMILIES = 7
 
 __all__ = ["BackwardVerifier", "Backwards", "joined", "of_module", "produce", "refused"]

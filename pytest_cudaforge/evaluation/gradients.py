@@ -100,11 +100,14 @@ class GradientSubject(Subject):
 
     def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
         found: list[str] = []
-        for family in super().families(workload):
+        for known in super().families(workload):
             if most is not None and len(found) >= most:
                 break
-            # At a tie (of a maximum, at a kink) there is more than one right gradient.
-            if family not in TYING and self._keeps_digits(workload, family):
+            # At a tie (of a maximum, at a kink) there is more than one right gradient: rows nearly vanish, not wholly.
+            family = "small" if known == "faint" else known
+            if family in TYING or (family != known and not self._takes(workload, family, self.structures(workload))):
+                continue
+            if self._keeps_digits(workload, family):
                 found.append(family)
         return tuple(found)
 

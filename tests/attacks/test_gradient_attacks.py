@@ -13,6 +13,7 @@ import pytest
 from gradient_targets import candidate, find, write_repo
 from switches import SWITCHES
 
+from pytest_cudaforge.evaluation import backward
 from pytest_cudaforge.evaluation.backward import BackwardVerifier
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, CaseResult, Status, Verification
@@ -25,6 +26,11 @@ def _trust(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BackwardVerifier, "verify", lambda *_: Verification((_TRUSTED,), "fp64", None))
 
 
+def _few_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None in which rows nearly vanish."""
+    monkeypatch.setattr(backward, "_FAMILIES", 5)
+
+
 _BLIND, _UNWATCHED = SWITCHES["comparison"], SWITCHES["mutation"]
 _WRONG = Status.INCORRECT_NUMERICAL
 _GATE = candidate()
@@ -34,6 +40,7 @@ _ATTACKS: dict[str, tuple[Candidate, Status, str, Callable[[pytest.MonkeyPatch],
     "zeros for one parameter": (candidate(source=("dw[c] = (float)sum_w", "dw[c] = 0")), _WRONG, "parameter weight", _BLIND),
     "a forgotten term": (candidate(source=("* s * (1 - s)", "* s")), _WRONG, "input 0 (x)", _BLIND),
     "a term forgotten where it is small": (candidate("softmax", source=("(q[c] - sum)", "(q[c] - (std::fabs(sum) > .2 ? sum : 0))")), _WRONG, "input 0 (x)", _BLIND),
+    "the formula of long rows for those that are shorter than eps": (candidate("unit", source=("if (n < 1e-6) n = 1e-6, along = 0;", "")), _WRONG, "/small: the gradient of input 0 (x)", _few_families),
     "the gradient of the sum whatever comes in": (candidate(source=("sum_b += g[i]", "sum_b += 1")), _WRONG, "parameter bias", _BLIND),
     "accumulates into what is there": (candidate(source=("db[c] = (float)sum_b", "db[c] += (float)sum_b")), _WRONG, "parameter bias", _BLIND),
     "the wrong order": (candidate(plan=('"weight": dw, "bias": db', '"weight": db, "bias": dw')), _WRONG, "parameter", _BLIND),
@@ -60,7 +67,7 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
 
 
 def _target(name: str) -> str:
-    return "softmax" if "small" in name else "Gate"
+    return "softmax" if "small" in name else "unit" if "shorter" in name else "Gate"
 
 
 @pytest.mark.parametrize("name", _ATTACKS)
@@ -83,7 +90,7 @@ def test_it_passes_without_its_defence(
     assert found.status is Status.PASSED, found.reason
 
 
-@pytest.mark.parametrize("name", ["Gate", "softmax", "parts"])
+@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts"])
 def test_honest_twin_passes(evaluator: Evaluator, repo: Path, name: str) -> None:
     found = evaluator.evaluate(candidate(name), find(repo, name), timing=False)
     assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason
