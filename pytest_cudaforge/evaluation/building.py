@@ -22,6 +22,7 @@ from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary, Language, Unit, imports, instructions
 from pytest_cudaforge.languages.cache import BuildCache, build_key
+from pytest_cudaforge.languages.cpp import older_archs
 from pytest_cudaforge.languages.published import (
     FILE_NAME,
     PUBLISHED_LANGUAGES,
@@ -116,6 +117,14 @@ class Kitchen:
             raise Refusal(Status.TIMEOUT, str(error)) from error
         except (PlanError, BuildFailure, WorkerFailure) as error:
             raise Refusal(Status.BUILD_ERROR, str(error)) from error
+
+    def older(self) -> Iterator[tuple[str, Kitchen]]:
+        """(which CPU, the same kitchen for it) for older CPUs that this one can stand in for, if the source is other
+        code there."""
+        for arch in older_archs(self.source) if self.candidate.language == "cpp" else ():
+            given = (self.candidate, self.facts, self.device)
+            kitchen = Kitchen(*given, arch=arch, builder=self.builder, cache=self.cache, fresh=self.fresh)
+            yield arch.removeprefix("cpu-"), kitchen
 
     def produce(self, workload: WorkloadFacts, function: str = "plan") -> Product:
         """Trace and compile for a contract workload."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +105,10 @@ class Workshop:
 
     def compile(self, traced: TracedPlan) -> tuple[Binary, ...]:
         return ()
+
+    def older(self) -> Iterator[tuple[str, Workshop]]:
+        """None: what a module compiles, and with which flags, is its own business."""
+        return iter(())
 
     def produce(self, workload: WorkloadFacts) -> Product:
         return Product(workload, self.trace(workload), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -57,6 +57,8 @@ class Plans(Protocol):
     def knows(self, traced: TracedPlan) -> bool: ...
 
     def compile(self, traced: TracedPlan) -> tuple[Binary, ...]: ...
+
+    def older(self) -> Iterator[tuple[str, Plans]]: ...
 
 
 def narrow(
@@ -232,6 +234,20 @@ class Prober:
             name = f"as on a machine with {device.sm_count} {'SMs' if device.kind == 'cuda' else 'cores'}"
             threads = device.sm_count if device.kind == "cpu" else None
             problem = self._problem_of(traced, self.product.workload, name, contract=True, threads=threads)
+            if problem:
+                raise self.benches.refusal(Status.REJECTED, f"{self.product.workload.name}: {name}: {problem}")
+        self._look_at_older()
+
+    def _look_at_older(self) -> None:
+        """What a repo holds is the source, and every machine builds its own code of it."""
+        for arch, kitchen in self.kitchen.older():
+            name = f"as built for {arch}"
+            try:
+                traced = kitchen.trace(self.product.workload)
+                product = Product(self.product.workload, traced, kitchen.compile(traced))
+            except (Unsupported, Refusal):  # there the reference runs
+                continue
+            problem = self._problem(product, call_layout(traced, frames=1), name, contract=True)
             if problem:
                 raise self.benches.refusal(Status.REJECTED, f"{self.product.workload.name}: {name}: {problem}")
 

@@ -10,11 +10,12 @@ import functools
 import hashlib
 import math
 import os
+import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,10 @@ from pytest_cudaforge.plan import Constants
 #: ``-fno-gnu-unique``: a template's static variables must not survive in the process when the binary is loaded afresh.
 #: ``-Bsymbolic-functions``: an ``extern "C"`` kernel called ``step`` or ``index`` is itself, not libc's function.
 #: ``--no-undefined``: a missing function is an error of the build, not of the first call.
+NATIVE = "-march=native"
 FLAGS = (
     "-O3",
-    "-march=native",
+    NATIVE,
     "-fopenmp",
     "-shared",
     "-fPIC",
@@ -47,6 +49,10 @@ FLAGS = (
 #: What g++ says about its loops goes into the log with these; the code stays the same.
 #: addr2line of binutils 2.40 takes one file for another in what g++ 12 writes as DWARF 5.
 _EXPLAINED = ("-g1", "-gdwarf-4", *remarks.FLAGS)
+#: CPUs that know fewer instructions than most of today, by names of their ABI, and what it takes to run their code.
+OLDER: Mapping[str, tuple[str, ...]] = {"cpu-x86-64-v3": ("-mavx2", "-mfma", "-mbmi2"), "cpu-x86-64": ()}
+#: What a source asks the preprocessor to be other code on CPUs that know other instructions.
+_ASKS_INSTRUCTIONS = re.compile(r"\b__(AVX|FMA|SSE|SSSE|BMI|F16C|LZCNT|POPCNT|AES|PCLMUL|VNNI|AMX)\w*__\b")
 SOURCE_NAME = "kernel.cpp"
 #: Larger ones take objdump long.
 _MOST_LISTED_BYTES = 4 << 20
@@ -117,7 +123,7 @@ class CppLanguage:
             arch,
             _compiler_version(),
             _native_target(),
-            *FLAGS,
+            *_flags(arch),
             *_EXPLAINED,
             DESCRIBER,
             _LAUNCHER,
@@ -129,10 +135,10 @@ class CppLanguage:
 
         ``lineinfo``: the same code with line numbers, and for a log one line per loop, as ``remarks`` writes them.
         """
-        if arch != "cpu":
+        if arch != "cpu" and arch not in OLDER:
             raise BuildFailure(f"the cpp language compiles for this CPU, not for {arch}", expected='arch "cpu"')
         check_unit(source, unit)
-        flags = (*FLAGS, *(_EXPLAINED if lineinfo else ()), *macro_flags(unit.constants))
+        flags = (*_flags(arch), *(_EXPLAINED if lineinfo else ()), *macro_flags(unit.constants))
         command = [_compiler(), *flags, _UNIT_NAME, "-o", "unit.so"]
         try:
             code, log = _compile_picking(command, source, unit)
@@ -148,6 +154,20 @@ class CppLanguage:
             raise BuildFailure(f"g++ refused the source: {said} (other sources compile here)") from error
         asks = instructions.found(code)
         return Binary(self.name, arch, unit.constants, code, _kernels(code, unit), log, asks)
+
+
+def older_archs(source: str) -> tuple[str, ...]:
+    """Of :data:`OLDER` those as which this CPU can run ``source``, if it is other code there: by what it asks the
+    preprocessor. Raises ToolchainError."""
+    if platform.machine() != "x86_64" or not _ASKS_INSTRUCTIONS.search(source):
+        return ()
+    known = set(re.findall(r"^\s*(-m\S+)\s+\[enabled\]", _native_target(), re.MULTILINE))
+    return tuple(arch for arch, needed in OLDER.items() if known.issuperset(needed))
+
+
+def _flags(arch: str) -> tuple[str, ...]:
+    """``FLAGS`` for "cpu", or for one of :data:`OLDER`."""
+    return tuple(f"-march={arch.removeprefix('cpu-')}" if flag == NATIVE and arch in OLDER else flag for flag in FLAGS)
 
 
 def _compiles() -> bool:

@@ -265,6 +265,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "plausible": _odd_zones,
     "exchanged": _no_exchanges,
     "one after another": _no_quick_calls,
+    "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),
     "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),
     "crowded": lambda patch: without_checks(patch, "crowded"),
     "still written": lambda patch: without_checks(patch, "still written"),

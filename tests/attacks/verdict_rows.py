@@ -56,6 +56,11 @@ def plan(x):
     launch("kernel", args=(x, y, x.numel() - LESS))
     return y
 """
+_NO_AVX2 = """
+#ifndef __AVX2__
+LESS
+#endif
+HONEST"""
 _MINUTES = """
 #include <chrono>
 static const auto five = std::chrono::minutes(5);
@@ -179,6 +184,17 @@ _FLUSHING = [
         words="denormals",
     )
 ] * (platform.machine() == "x86_64" and len(os.sched_getaffinity(0)) > 1)
+_OLDER = [
+    Row(
+        "2: what a source is on older CPUs is tried as well",
+        "leave out the last element where there is no AVX2",
+        "older",
+        hostile(body=_NO_AVX2.replace("LESS", "--n;")),
+        hostile(body=_NO_AVX2.replace("LESS", "")),
+        refused=(Status.REJECTED,),
+        words="as built for x86-64",
+    )
+] * (platform.machine() == "x86_64")
 _NEAR_ONE = (
     "for (long long i = 0; i < rows * cols; ++i)"
     " y[i] = (x[i] - mean[i % cols]) / std::sqrt(std::fmin(std::fmax(var[i % cols], 0.5f), 1.5f) + 1e-5f);"
@@ -838,6 +854,7 @@ ROWS = (
         refused=(Status.REJECTED,),
         words="as on a machine with",
     ),
+    *_OLDER,
     # -- §3 fast
     Row(
         "3: timed outputs are checked at calls chosen afterwards",

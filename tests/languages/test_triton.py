@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,7 +93,9 @@ def test_a_kernel_becomes_a_cubin() -> None:
     assert build(RELU).code[:4] == b"\x7fELF"
 
 
-def test_one_source_gives_one_binary() -> None:
+def test_one_source_gives_one_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A builder has a /tmp of its own; other tests have this one's at the same time.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert build(RELU) == build(RELU)
 
 
