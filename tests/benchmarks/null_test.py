@@ -111,7 +111,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, A
                 path.write_text(TARGET.format(rows=rows))
                 target = find(folder, f"::Norm{rows}")
                 planted = (arguments.extra,) if arguments.extra and rows > PLANTED_ABOVE[kind] else ()
-                for extra in (0.0, *planted):
+                for extra in planted if arguments.planted else (0.0, *planted):
                     began = time.monotonic()
                     verdict = evaluator.evaluate(kernel(kind, extra), target, incumbent=kernel(kind, 0.0))
                     row = row_of(verdict, evaluator.device.name, rows, extra)
@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=10)
     parser.add_argument("--rows", type=int, nargs="*", help="of these kernels only")
     parser.add_argument("--extra", type=float, default=0.02, help="0: A/A only")
+    parser.add_argument("--planted", action="store_true", help="no A/A")
     parser.add_argument("--resamples", type=int, default=0)
     parser.add_argument("--report", metavar="DEVICE", help="print the table of this device's stored rows only")
     arguments = parser.parse_args()
