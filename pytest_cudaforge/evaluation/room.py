@@ -31,7 +31,8 @@ def free_bytes(device: str) -> int:
 
 
 def share_bytes(device: str) -> int:
-    """Bytes that one call of a reference may take in a probe, so that its answer can be judged, too."""
+    """Bytes that one call of a reference may take in a probe, so that its answer can be judged, too; 0 where nothing
+    says how many are free."""
     return free_bytes(device) // _SHARE
 
 
@@ -39,7 +40,10 @@ def share_bytes(device: str) -> int:
 def within(device: str, nbytes: int) -> Iterator[None]:
     """Whoever asks for more than ``nbytes`` on top of what this process has gets an error from his allocator: on a CPU
     a RuntimeError or MemoryError, on a GPU torch.OutOfMemoryError. The kernel would have ended the process otherwise,
-    or another one."""
+    or another one. 0: no limit."""
+    if not nbytes:
+        yield
+        return
     if torch.device(device).type == "cuda":
         with torch.cuda.device(device):
             total = torch.cuda.mem_get_info()[1]
@@ -49,13 +53,14 @@ def within(device: str, nbytes: int) -> Iterator[None]:
             finally:
                 torch.cuda.set_per_process_memory_fraction(1.0)
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    # Not of addresses: malloc reserves many for each thread that it never uses.
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
     most = pages * os.sysconf("SC_PAGESIZE") + nbytes
     if soft != resource.RLIM_INFINITY:
         most = min(most, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

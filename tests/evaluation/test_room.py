@@ -31,12 +31,12 @@ def product(a, b):
 
 
 def test_more_than_that_is_an_error_and_less_is_not() -> None:
-    before = resource.getrlimit(resource.RLIMIT_AS)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     with room.within("cpu", 256 * MIB):
         torch.zeros(64 * MIB, dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="memory"):
             torch.zeros(2048 * MIB, dtype=torch.uint8)
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
     torch.zeros(512 * MIB, dtype=torch.uint8)
 
 
