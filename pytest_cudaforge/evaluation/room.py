@@ -1,5 +1,5 @@
-"""How much memory a trial of the reference may take: a size that grows in one place grows twice in a product of it with
-itself, and what is judged is computed again in fp64, several times over. In the oracle's process only.
+"""How much memory the reference may take at sizes that grew far. One that grows in one place grows twice in a product
+of it with itself, and what is judged is computed again in fp64, several times over. In the oracle's process only.
 """
 
 from __future__ import annotations

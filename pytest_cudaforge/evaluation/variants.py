@@ -36,6 +36,7 @@ __all__ = [
     "apply_variant",
     "fixed_names",
     "front_names",
+    "grows_far",
     "neighbour_names",
     "order_names",
     "parted_names",
@@ -82,6 +83,7 @@ _FAR_ROUND = (1, 128, 256, 1024)
 _TALL, MOST_TALL, _TALL_ELEMENTS, _TALL_CALL = ((131_100, 150_000), (65_600, 75_000)), 2, 1 << 22, 1.0
 #: ... and where no other size may change: enough for numbers of elements that floats have no room for.
 _TALL_MOST = 1 << 27
+_GROWS_FAR = 2
 #: What sizes are multiples of that are tried where the reference takes none of the others.
 _ROUND = (2, 4, 16, 64)
 _MAX_FIXED = 2
@@ -365,6 +367,11 @@ def rounder_names(name: str) -> list[str]:
     least, most = (max(1, old // 2), old - 1) if new < old else (old + _NEAR[0], old + 2 * _NEAR[1])
     found = [range(-(-least // step) * step, most + 1, step) for step in _ROUND]
     return list(_renamed(old, [_CHANCE.choice(sizes) for sizes in found if sizes]))
+
+
+def grows_far(name: str) -> bool:
+    """Whether a size grows by so much that a product of it with itself may fill a machine."""
+    return any(new > _GROWS_FAR * old for old, new in _changes(name).items())
 
 
 def _changes(name: str) -> dict[int, int]:

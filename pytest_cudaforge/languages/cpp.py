@@ -28,10 +28,10 @@ from pytest_cudaforge.languages.renaming import clashing
 from pytest_cudaforge.languages.symbols import DESCRIBER, describer_expression, describers_in, parameter_types
 from pytest_cudaforge.plan import Constants
 
+NATIVE = "-march=native"
 #: ``-fno-gnu-unique``: a template's static variables must not survive in the process when the binary is loaded afresh.
 #: ``-Bsymbolic-functions``: an ``extern "C"`` kernel called ``step`` or ``index`` is itself, not libc's function.
 #: ``--no-undefined``: a missing function is an error of the build, not of the first call.
-NATIVE = "-march=native"
 FLAGS = (
     "-O3",
     NATIVE,

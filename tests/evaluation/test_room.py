@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pytest_cudaforge.discovery import discover
-from pytest_cudaforge.evaluation import room
+from pytest_cudaforge.evaluation import oracle_child, room, variants
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.hardware.cpu import available_bytes
+from pytest_cudaforge.records import to_json
 
 MIB = 1 << 20
 
@@ -60,6 +61,20 @@ def test_a_size_that_grows_on_both_sides_of_a_product_is_not_tried(tmp_path: Pat
     assert any(name.startswith("size 64 -> ") for name, _ in found)
     answers = [spec.shape for _, facts in found for _, spec in facts.outputs]
     assert max(rows * columns * 4 for rows, columns in answers) <= room.share_bytes("cpu")
+
+
+def test_calls_of_about_the_drawn_size_are_tried_however_much_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "layers.py").write_text(TARGET.replace("64, 40", "4096, 40").replace("40, 64", "40, 4096"))
+    target = to_json(discover([tmp_path / "layers.py"], tmp_path).targets[0])
+    monkeypatch.setattr(oracle_child, "share_bytes", lambda device: MIB)
+    oracle = oracle_child._Oracle("cpu", ())
+    names = [name for name, _ in oracle.do_variants(target, "default")]
+    # 64 MiB of answers each; the others were stopped at one.
+    assert {"strided", "strided expanded"} & set(names) and any(name.startswith("size 4096 -> ") for name in names)
+    assert not any(name.startswith("tall 4096") for name in names)
+    assert [name for name in names if variants.grows_far(name) and name.startswith("size 4096")] == []
 
 
 def test_what_a_container_leaves(tmp_path: Path) -> None:
