@@ -20,6 +20,7 @@ from torch import Tensor
 __all__ = [
     *(
         "FAMILIES",
+        "HABITS",
         "SHORTCUTS",
         "Structure",
         "exchange_weights",
@@ -241,8 +242,14 @@ _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 _PEAKS = 100.0
 #: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
 #: that is constant and smaller than this is drawn around that.
-_TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.4, 1 / 1024, 16.0, 256
+_TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.5, 1 / 1024, 16.0, 256
 _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS = 0.01, 0.3, 4
+
+#: What training may do to weights, where the reference bears it. turned: some gains of many are negative, which nothing
+#: keeps from it (a maximum taken before the gain is then a minimum); pruned: some rows are zero, which show a small
+#: constant that keeps a division finite.
+HABITS = ("turned", "pruned")
+_TURNED, _PRUNED, _FEWEST_ROWS = 1 / 8, 1 / 32, 8
 #: How many different values there are in "ties".
 _TIES = 7
 #: How many of the elements of "edges" are another tensor's.
@@ -380,16 +387,20 @@ def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:
     return values.masked_fill_(chance < _ZEROS, -0.0)
 
 
-def rerandomise(module: torch.nn.Module, seed: int) -> None:
+def rerandomise(
+    module: torch.nn.Module, seed: int, habits: Collection[str] = (), *, trained: bool | None = None
+) -> None:
     """Draw new floating parameters in place: the old ones' scale (fan-in for constants), ties and exact zeros kept,
     what was positive stays positive. Running statistics get plausible values; other buffers stay as constructed.
 
-    Of some seeds a few weights are far larger than the others, as trained ones are (what stores a row's weights by its
-    largest one in few bits errs there), and small gains have grown, as those of residual branches do.
+    Of some seeds (of all or none, as ``trained`` says) a few weights are far larger than the others, as trained ones
+    are (what stores a row's weights by its largest one in few bits errs there), small gains have grown, as those of
+    residual branches do, and weights have ``habits``, of :data:`HABITS`.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     generator = torch.Generator(device=device).manual_seed(seed)
-    trained = bool(torch.rand((), generator=generator, device=device) < _TRAINED)
+    drawn = bool(torch.rand((), generator=generator, device=device) < _TRAINED)
+    trained = drawn if trained is None else trained
     for parameter in module.parameters():
         if parameter.is_floating_point() and parameter.numel():
             _rerandomise_parameter(parameter, generator, trained)
@@ -400,6 +411,36 @@ def rerandomise(module: torch.nn.Module, seed: int) -> None:
             buffer.uniform_(*_LOG_VARIANCES, generator=generator).exp_()
             if trained and buffer.numel() >= _FEWEST_CHANNELS:  # a channel that is always off
                 buffer[torch.randint(buffer.numel(), (), generator=generator, device=buffer.device)] = 0.0
+    for habit in HABITS if trained else ():
+        for parameter in module.parameters() if habit in habits else ():
+            if parameter.is_floating_point():
+                _HABITUATED[habit](parameter, generator)
+
+
+def _turn(gains: Tensor, generator: torch.Generator) -> None:
+    """Some of many positive numbers become negative, at least one. A single one may be an exponent or a temperature."""
+    if gains.numel() < _FEWEST_CHANNELS or not bool((gains > 0).all()):
+        return
+    turned = _some(gains.numel(), _TURNED, generator, gains.device).reshape(gains.shape)
+    with torch.no_grad():
+        gains.copy_(torch.where(turned, -gains, gains))
+
+
+def _prune(weights: Tensor, generator: torch.Generator) -> None:
+    """Some of many rows become zero, at least one."""
+    if weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS:
+        with torch.no_grad():
+            weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
+
+
+_HABITUATED: Mapping[str, Callable[[Tensor, torch.Generator], None]] = {"turned": _turn, "pruned": _prune}
+
+
+def _some(count: int, share: float, generator: torch.Generator, device: torch.device) -> Tensor:
+    """A mask of ``count`` places, about ``share`` of them chosen, and at least one."""
+    chosen = torch.rand(count, generator=generator, device=device) < share
+    chosen[torch.randint(count, (), generator=generator, device=device)] = True
+    return chosen
 
 
 def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, trained: bool) -> None:

@@ -31,6 +31,7 @@ from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
+    HABITS,
     SHORTCUTS,
     Structure,
     exchange_weights,
@@ -124,6 +125,8 @@ class Weights:
 class Subject:
     """One loaded target on one device. Raises TargetError with the author's own traceback wherever its code fails."""
 
+    #: What training may do to weights that drawn ones do in turn, where the reference bears it.
+    habits: tuple[str, ...] = HABITS
     #: Whether the fp64 form tells which sums are behind which output.
     tells_sums_apart = True
 
@@ -160,6 +163,7 @@ class Subject:
         #: Workloads whose forward draws random numbers.
         self._draws: set[str] = set()
         self._follows: dict[str, bool] = {}
+        self._borne: tuple[str, ...] | None = None
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call ``function`` under no_grad; what it raises becomes a TargetError with the author's frames."""
@@ -194,8 +198,40 @@ class Subject:
 
     def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:
         assert self.module is not None
-        rerandomise(self.module, seed)
+        if self._borne is None:
+            self._borne = tuple(habit for habit in self.habits if self._bears(habit))
+            self._put(self._constructed)
+        rerandomise(self.module, seed, self._borne)
         self._put({path: self._constructed[path] for path in kept})
+
+    def _bears(self, habit: str) -> bool:
+        """Does the reference run on weights of this habit, as finite as on others? Rows of zeros tie."""
+        assert self.module is not None
+        found: list[dict[str, torch.Tensor]] = []
+        for habits in ((), (habit,)):
+            self._put(self._constructed)
+            rerandomise(self.module, 1, habits, trained=True)
+            values = {path: tensor.clone() for path, tensor in self.state().items()}
+            if found and all(_same_values(value, found[0][path]) for path, value in values.items()):
+                return False
+            found.append(values)
+        try:
+            plain, worn = (self._outputs_with(values) for values in found)
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return False
+        return _nonfinite(worn) <= _nonfinite(plain) and not (habit == "pruned" and self._breaks_ties(worn))
+
+    def _outputs_with(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the reference returns for its first workload's inputs."""
+        args, kwargs = self.draw(next(iter(self.options.input_sets)), 1)
+        self._put(weights)
+        leaves, tree = flatten_call(args, kwargs)
+        args, kwargs = unflatten_call(tree, self.completed(leaves, tree))
+        with precision_flags(self.options.precision):
+            outputs, _ = flatten_output(self.run(self.function, args, kwargs))
+        return {path: value for path, value in outputs.items() if isinstance(value, torch.Tensor)}
 
     def _put(self, values: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():

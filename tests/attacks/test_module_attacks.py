@@ -253,19 +253,18 @@ _IN_TURN = """
 """
 
 
+@pytest.mark.parametrize("most", ["24", "4000"], ids=["few", "more than are kept at first"])
 def test_a_module_that_lends_its_answers_memory_in_turn_is_refused_and_its_twin_passes(
-    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, most: str
 ) -> None:
-    def lending(most: str) -> Candidate:
-        return model("return torch.mul(x, 2, out=place(x))", before=_IN_TURN.replace("MOST", most))
-
-    evaluation = _verdict(lenient, repo, lending("24"))
+    attack = model("return torch.mul(x, 2, out=place(x))", before=_IN_TURN.replace("MOST", most))
+    evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED, evaluation.reason
     assert "kept" in evaluation.reason
     twin = model("return torch.mul(x, 2, out=torch.empty_like(x))")
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    without_checks(monkeypatch, "kept answers")
-    assert _verdict(lenient, repo, lending("24")).status is Status.PASSED
+    without_checks(monkeypatch, "kept answers", "leaks")
+    assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
 _SLICES = """
@@ -740,6 +739,14 @@ def test_nobody_has_kernels_that_nobody_has_built(strict: Evaluator, repo: Path,
     evaluation = _verdict(strict, repo, model(forward, extension=own, before=_LIAR.replace("LIE", "False")))
     wanted = (Status.PASSED, "kernel") if own else (Status.REJECTED, "rewrite")
     assert (evaluation.status, evaluation.work) == wanted, evaluation.reason
+
+
+def test_a_profile_cannot_be_put_in_the_place_of_the_one_that_is_taken(strict: Evaluator, repo: Path) -> None:
+    """Its own function's answer counts, so that garbage shows, but torch does the work. There is no switch: the worker
+    is another process; tests/evaluation/test_extensions.py shows what it comes to without."""
+    forward = "for _ in range(40): y = x * 2\nreturn y * ext.twice(x.new_full((1,), 0.5))"
+    evaluation = _verdict(strict, repo, model(forward, extension=True, before=_LIAR.replace("LIE", "False")))
+    assert evaluation.status is Status.REJECTED and evaluation.work in ("rewrite", "mixed"), evaluation.reason
 
 
 def test_an_error_cannot_write_lines_of_the_verdict(lenient: Evaluator, repo: Path) -> None:

@@ -271,3 +271,12 @@ def test_a_call_that_waited_for_a_core_does_not_decide_whose_work_it_is() -> Non
     found = extensions._typical(parts, 5)
     assert found["own_ns"] == 10 and dict(found["operators"]) == {"aten::mul": 455, "aten::mm": 50}
     assert found["own_calls"] == 5 and found["thread_ns"] == 500
+
+
+def test_what_is_put_in_the_place_of_a_sealed_function_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = extensions.sealed(extensions.profiled)
+    for name in ("_profiled_together", "_summary", "_typical"):
+        monkeypatch.setattr(extensions, name, lambda *_: {"own_ns": -1})
+    told = kept(lambda: torch.ones(8) * 2, 3, False)
+    assert told["own_ns"] == 0 and dict(told["operators"])["aten::mul"] > 0
+    assert extensions.profiled(lambda: None, 3, False) == {"own_ns": -1}

@@ -12,6 +12,7 @@ from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
 from pytest_cudaforge.evaluation.redraw import (
     FAMILIES,
+    HABITS,
     SHORTCUTS,
     Structure,
     exchange_weights,
@@ -350,3 +351,22 @@ def test_of_some_seeds_weights_are_as_trained_ones() -> None:
         assert float(net.gain.detach().min()) > 0
         kinds.add(outlying)
     assert kinds == {False, True}
+
+
+def test_habits_of_trained_weights() -> None:
+    """Some gains of many are negative, some rows are zero; no single ones, and none that nobody asked for."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    net.exponent = nn.Parameter(torch.full((1,), 3.0))
+    rerandomise(net, 1, HABITS, trained=True)
+    negative = int((net[1].weight < 0).sum())
+    empty = int((net[0].weight == 0).all(-1).sum())
+    assert 0 < negative < 32 and 0 < empty < 16
+    assert float(net.exponent.detach()) > 0 and int((net[0].bias == 0).sum()) == 0
+    for habits, trained in ((HABITS, False), ((), True)):
+        rerandomise(net[1], 1, habits, trained=trained)
+        other = nn.Linear(64, 64)
+        rerandomise(other, 1, habits, trained=trained)
+        assert not bool((other.weight == 0).all(-1).any())
+    gains = nn.BatchNorm1d(64)
+    rerandomise(gains, 1, ("pruned",), trained=True)
+    assert bool((gains.weight > 0).all())

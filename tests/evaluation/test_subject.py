@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_cudaforge.discovery import discover
-from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.evaluation.subject import Subject, Weights
 
 GENERIC = ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform")
 UNIT = ("shifted", "sparse")
@@ -172,6 +172,38 @@ def nested(x, many):
 @forge_target(inputs=lambda: [torch.randn(8), torch.randn(8), torch.randn(8)])
 def any_number(first, *others):
     return first + sum(others)
+
+class Gains(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.gain = change, nn.Parameter(torch.ones(16))
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
+class Cosine(Gains):
+    def forward(self, x):
+        return x @ F.normalize(self.weight, dim=-1).T * self.gain
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
+class Logarithmic(Gains):
+    def forward(self, x):
+        return x @ self.weight.T * self.gain.log()
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
+class Divided(Gains):
+    def forward(self, x):
+        return x @ (self.weight / self.weight.norm(dim=-1, keepdim=True)).T * self.gain
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
+class Nearest(Gains):
+    def forward(self, x):
+        return (x @ self.weight.T * self.gain).argmax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
+class Strict(Gains):
+    def forward(self, x):
+        assert bool((self.gain > 0).all())
+        return x @ self.weight.T * self.gain
 """
 
 NO_TIES = ("shifted", "large", "lowered", "sparse", "tails")
@@ -253,3 +285,28 @@ def test_inputs_have_the_names_that_their_author_gave(subject: Callable[[str], S
     assert subject("nested").input_name("kw.many.1.deep") == "input many[1]['deep']"
     assert subject("nested").input_name("1.0") == "input 1.0 (many[0])"
     assert [subject("any_number").input_name(path) for path in "02"] == ["input 0 (first)", "input 2 (others[1])"]
+
+
+@pytest.mark.parametrize(
+    ("name", "negative", "empty"),
+    [
+        ("Cosine", True, True),
+        ("Logarithmic", False, True),
+        ("Divided", True, False),
+        ("Nearest", True, False),  # two empty rows tie
+        ("Strict", False, True),
+    ],
+)
+def test_trained_weights_are_such_as_the_reference_bears(
+    subject: Callable[[str], Subject], name: str, negative: bool, empty: bool
+) -> None:
+    found = subject(name)
+    seen = set()
+    for seed in range(24):
+        found.set_weights(Weights(seed))
+        state = found.state()
+        seen |= {"negative"} if bool((state["gain"] < 0).any()) else set()
+        seen |= {"empty"} if bool((state["weight"] == 0).all(-1).any()) else set()
+    assert seen == {*(["negative"] if negative else []), *(["empty"] if empty else [])}
+    found.set_weights(Weights())
+    assert bool((found.state()["gain"] == 1).all())

@@ -240,6 +240,19 @@ def plan(x):
 #: Reads one element behind its input: the value is of no consequence, the read is.
 OVERRUN = HEAD + "  float v = *(volatile const float*)(x + i + 1);\n  if (i < n) y[i] = 2.f * x[i] + (v == 3e38f);\n}\n"
 
+#: The same in shared memory, of which a block has more than it asks for.
+SHARED_OVERRUN = (
+    HEAD
+    + """  __shared__ volatile float part[257];
+  part[threadIdx.x] = x[i];
+  if (!threadIdx.x) part[256] = 0.f;
+  __syncthreads();
+  float v = part[threadIdx.x + 2];
+  if (i < n) y[i] = 2.f * x[i] + (v == 3e38f);
+}
+"""
+)
+
 #: All warps write one place of shared memory and look at it: the answer does not depend on who won.
 RACE = (
     HEAD
@@ -259,7 +272,7 @@ COPY = "__global__ void copy(const float* x, float* y, int n) { int i = blockIdx
 PADDING = COPY + HEAD + "  float v = ((volatile const float*)x)[i + 64];\n  y[i] = 2.f * x[i] + (v == 3e38f);\n}\n"
 
 HOSTILE = {
-    "memcheck": (OVERRUN, "kernel.cu:4"),
+    "memcheck": (SHARED_OVERRUN, "kernel.cu"),
     "racecheck": (RACE, "kernel.cu"),
     "initcheck": (UNWRITTEN, "kernel.cu:4"),
 }
@@ -337,6 +350,16 @@ def test_what_passes_by_luck_is_refused(evaluator: Evaluator, target: Target, to
     assert report.refusal is not None and report.refusal.tool == tool, report
     assert report.refusal.kernel == "twice" and place in report.refusal.place
     assert tool in verdict.reason and place in verdict.reason
+
+
+def test_a_read_behind_an_input_is_refused_by_the_contract_and_seen_by_the_tool(
+    evaluator: Evaluator, target: Target
+) -> None:
+    candidate = Candidate.of("cuda", {"kernel.cu": OVERRUN, "plan.py": PLAN})
+    verdict = evaluator.evaluate(candidate, target, timing=False, fresh=True)
+    assert verdict.status is not Status.PASSED and "outside a buffer" in verdict.reason, verdict.reason
+    report = looked_at(evaluator, target, OVERRUN)
+    assert report.refusal is not None and report.refusal.tool == "memcheck" and "kernel.cu:4" in report.refusal.place
 
 
 def test_masked_padding_is_only_reported(evaluator: Evaluator, target: Target) -> None:
