@@ -49,6 +49,8 @@ class GradientSubject(Subject):
     ``requires_grad``; where it draws none so, of every floating input.
     """
 
+    #: Where a row of weights is zero there may be more than one right gradient.
+    habits = ("turned",)
     #: Gradients flow through views and saved tensors that do not tell which sums are behind them.
     tells_sums_apart = False
 

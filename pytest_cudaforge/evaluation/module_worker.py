@@ -912,7 +912,7 @@ class _Service:
         return 2 * sum(held[0] > alone[0] or held[1] > alone[1] for held in found) > len(found)
 
     def _keep_on(self, bounds: Sequence[_Bound]) -> None:
-        """As many answers more as there is time and memory for: sooner or later one lies where one of the first does."""
+        """As many answers more as there is time and memory for: sooner or later one lies where an early one does."""
         kept: list[list[torch.Tensor]] = []
         until, taken = time.perf_counter_ns() + _KEEP_ON_NS, 0
         while time.perf_counter_ns() < until and taken < _KEEP_ON_BYTES and len(kept) < _MOST_KEPT_ON:

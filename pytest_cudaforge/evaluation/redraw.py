@@ -32,7 +32,7 @@ __all__ = [
         "redraw",
         "rerandomise",
     ),
-    *("structure_of", "structures_of", "unravelled", "with_values_of"),
+    *("structure_of", "structures_of", "takes_on", "unravelled", "with_values_of"),
 ]
 
 #: Pairs of elements that change places where only few of them shall.
@@ -413,27 +413,32 @@ def rerandomise(
                 buffer[torch.randint(buffer.numel(), (), generator=generator, device=buffer.device)] = 0.0
     for habit in HABITS if trained else ():
         for parameter in module.parameters() if habit in habits else ():
-            if parameter.is_floating_point():
-                _HABITUATED[habit](parameter, generator)
+            if _takes_on(habit, parameter):
+                _wear(habit, parameter, generator)
 
 
-def _turn(gains: Tensor, generator: torch.Generator) -> None:
-    """Some of many positive numbers become negative, at least one. A single one may be an exponent or a temperature."""
-    if gains.numel() < _FEWEST_CHANNELS or not bool((gains > 0).all()):
-        return
-    turned = _some(gains.numel(), _TURNED, generator, gains.device).reshape(gains.shape)
+def takes_on(module: torch.nn.Module, habit: str) -> bool:
+    """Has it weights that would be others with this habit of :data:`HABITS`?"""
+    return any(_takes_on(habit, parameter) for parameter in module.parameters())
+
+
+def _takes_on(habit: str, weights: Tensor) -> bool:
+    """A single gain may be an exponent or a temperature, and few rows are no rows of classes or channels."""
+    if not weights.is_floating_point():
+        return False
+    if habit == "turned":
+        return weights.numel() >= _FEWEST_CHANNELS and bool((weights > 0).all())
+    return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
+
+
+def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
+    """Some numbers of ``weights`` become negative, or some rows zero: at least one."""
     with torch.no_grad():
-        gains.copy_(torch.where(turned, -gains, gains))
-
-
-def _prune(weights: Tensor, generator: torch.Generator) -> None:
-    """Some of many rows become zero, at least one."""
-    if weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS:
-        with torch.no_grad():
+        if habit == "turned":
+            turned = _some(weights.numel(), _TURNED, generator, weights.device).reshape(weights.shape)
+            weights.copy_(torch.where(turned, -weights, weights))
+        else:
             weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
-
-
-_HABITUATED: Mapping[str, Callable[[Tensor, torch.Generator], None]] = {"turned": _turn, "pruned": _prune}
 
 
 def _some(count: int, share: float, generator: torch.Generator, device: torch.device) -> Tensor:
