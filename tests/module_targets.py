@@ -177,11 +177,12 @@ void twice_into(torch::Tensor x, torch::Tensor y) {
   for (int64_t i = 0; i < x.numel(); ++i) b[i] = 2 * a[i];
 }
 torch::Tensor torch_twice(torch::Tensor x) { return x.mul(2).relu() - x.mul(-2).relu(); }
+torch::Tensor called(py::object f, torch::Tensor x) { return py::cast<torch::Tensor>(f(x)); }
 """
 ext = load_inline(
     name="forge_test_ext",
     cpp_sources=[cpp_source],
-    functions=["rms_norm", "twice", "twice_into", "torch_twice"],
+    functions=["rms_norm", "twice", "twice_into", "torch_twice", "called"],
     extra_cflags=["-O2", "-fopenmp"],
     extra_ldflags=["-fopenmp"],
     verbose=False,

@@ -554,6 +554,7 @@ class Evaluator:
         if isinstance(known, BuildFailure):
             raise known
         if known is not None:
+            imports.check_extension(known.code)  # it may have been built when less was known to hide work
             return known, True
         try:
             library = self.servers.builder().extension(request, arch)

@@ -76,11 +76,13 @@ class _Registry:
         self.loaded: dict[str, Any] = {}
         self.missing: str | None = None
         self.own_calls = 0
+        #: In Python's functions that own functions have called.
+        self.called_back_ns = 0
         self.compiled = False
         #: The names of Triton's kernels that were launched.
         self.triton: set[str] = set()
-        #: Does an extension register operators of its own with torch?
-        self.operators = False
+        #: Operators that extensions registered with torch as they were loaded: "space::name".
+        self.operators: set[str] = set()
 
 
 _registry = _Registry()
@@ -103,6 +105,27 @@ def install(folder: Path, libraries: Mapping[str, bytes], mode: str) -> None:
     torch_extension.load = load
     if mode == "watch":
         _watch_compile()
+        _keep_watching()
+
+
+def _keep_watching() -> None:
+    """Nobody hides operators from the profiler: what turns it off does nothing, and those that are called past the
+    dispatcher are noted as others are. Of extensions' own code the imports tell (languages.imports)."""
+    import torch
+
+    for place in (torch._C._autograd, torch.autograd):
+        for name in ("_enable_record_function", "_enable_profiler_legacy", "_disable_profiler_legacy"):
+            if hasattr(place, name):
+                setattr(place, name, lambda *given, **options: None)
+    handle: Any = getattr(torch._C, "_DispatchOperatorHandle", None)
+    usual: Any = getattr(handle, "redispatch_boxed", None)
+
+    def redispatch_boxed(operator: Any, *given: Any, **options: Any) -> Any:
+        with torch.autograd.profiler.record_function(operator.schema().name):
+            return usual(operator, *given, **options)
+
+    if usual is not None:
+        handle.redispatch_boxed = redispatch_boxed
 
 
 def _watch_compile() -> None:
@@ -210,11 +233,19 @@ def _found(request: ExtensionRequest) -> Any:
     if library is None:
         _registry.missing = _registry.missing or request_to_text(request)
         raise _Never
-    _registry.operators |= any("TORCH_LIBRARY" in text for _, text in request.sources)
     path = _registry.folder / f"{key[:16]}-{request.name}.so"
     path.write_bytes(library)
+    before = _registered()
     _registry.loaded[key] = _loaded(request, path)
+    _registry.operators |= _registered() - before
     return _registry.loaded[key]
+
+
+def _registered() -> set[str]:
+    """The operators that torch knows, without their overloads."""
+    import torch
+
+    return {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 
 
 def _loaded(request: ExtensionRequest, path: Path) -> Any:
@@ -245,21 +276,10 @@ _LIBRARYS_KERNEL = re.compile(
     r"|pytorch_flash::|fmha_cutlass)"
 )
 _LIBRARYS = "library::products and convolutions of NVIDIA's"
+_CALLED_BACK = "Python that its functions call"
 #: The others that neither an extension of the candidate's nor Triton brought: a library's that it calls by itself.
 _FOREIGN = "kernels that it did not bring, such as {name}"
 _MOST_KERNELS = 64
-#: Namespaces of operators that come with torch.
-_TORCH_NAMESPACES = (
-    "aten",
-    "prim",
-    "prims",
-    "profiler",
-    "inductor",
-    "quantized",
-    "mkldnn",
-    "onednn",
-    "_c10d_functional",
-)
 
 
 def _changed(module: Any) -> Any:
@@ -301,7 +321,7 @@ def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         _registry.own_calls += 1
         with torch.autograd.profiler.record_function(_OWN + name):
-            return function(*args, **kwargs)
+            return _without_callbacks(function, args, kwargs)
 
     def raising(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{name} was switched off")
@@ -310,6 +330,26 @@ def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _garbled(function, args, kwargs)
 
     return {"watch": watched, "raise": raising, "garbage": garbling}[_registry.mode]
+
+
+def _without_callbacks(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What ``function`` returns; what Python does meanwhile, that it calls back, is noted as no work of its own."""
+    depth, began, before = 0, 0, sys.getprofile()
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        nonlocal depth, began
+        if event == "call":
+            began = began if depth else time.perf_counter_ns()
+            depth += 1
+        elif event == "return" and depth:
+            depth -= 1
+            _registry.called_back_ns += 0 if depth else time.perf_counter_ns() - began
+
+    sys.setprofile(look)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        sys.setprofile(before)
 
 
 #: Programs, libraries and a GPU's memory lie above; sizes, strides and seeds of KernelBench's kind below.
@@ -412,9 +452,8 @@ def _is_brought(kernel: str) -> bool:
 
 
 def is_own_operator(name: str) -> bool:
-    """Does an operator's profile name ("space::name") belong to an extension?"""
-    space, found, _ = name.partition("::")
-    return bool(found) and space not in _TORCH_NAMESPACES and space.isidentifier()
+    """Is an operator ("space::name") an extension's? One that Python registers runs whatever Python does."""
+    return name in _registry.operators
 
 
 def sabotaged_operators() -> Any:
@@ -425,7 +464,7 @@ def sabotaged_operators() -> Any:
 
     class Garbling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if is_own_operator(getattr(func, "namespace", "aten") + "::"):
+            if is_own_operator(getattr(getattr(func, "_schema", None), "name", "")):
                 return _garbled(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
@@ -474,7 +513,7 @@ def _within(function: types.FunctionType, names: dict[str, Any]) -> types.Functi
 def _profiled_together(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     import torch
 
-    _registry.own_calls = 0
+    _registry.own_calls = _registry.called_back_ns = 0
     # Not torch.profiler.profile: that loads torch._dynamo, which takes seconds.
     profiler: Any = torch.autograd.profiler.profile
     with profiler(
@@ -627,7 +666,9 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         own_ns = max(0.0, kernels.all_ns - sum(operators.values()))
         own_calls = max(own_calls, int(own_ns > 0))
     else:
-        own_ns = max(0.0, own_ns - _waited_ns(profile))
+        own_ns = max(0.0, own_ns - _waited_ns(profile) - _registry.called_back_ns)
+        if _registry.called_back_ns:
+            operators[_CALLED_BACK] = float(_registry.called_back_ns)
     return {
         "own_calls": own_calls,
         "own_ns": int(own_ns),

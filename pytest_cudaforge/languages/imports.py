@@ -43,8 +43,24 @@ _WHO = re.compile(
     r"|socket|connect|popen|system|v?fork|exec[lv]\w*|posix_spawnp?"
 )
 _ALLOCATOR = re.compile(r"(?:__libc_)?mallopt")
-#: at::cpu::OPERATOR, at::_ops::OPERATOR::redispatch and at::redispatch::OPERATOR, mangled.
-_PAST_DISPATCH = re.compile(r"_ZN2at(?:3cpu\d|4_ops\w+10redispatchE|10redispatch\d)")
+#: at::cpu::OPERATOR, at::native::KERNEL and the like, at::_ops::OPERATOR::redispatch and at::redispatch::OPERATOR,
+#: mangled, the C interface to the first, and the dispatcher itself, which gives anything away.
+_PAST_DISPATCH = re.compile(
+    r"_ZN2at(?:3cpu\d|6native\d|\d+composite[a-z]+\d|4_ops\w+10redispatchE|10redispatch\d)\w*|aoti_torch_cpu_\w+"
+    r"|_ZN3c1010Dispatcher(?:13realSingleton|\d+find)\w+"
+)
+#: What turns off, or takes away, those that look on as operators run.
+_ONLOOKERS = re.compile(
+    r"_ZN2at\d+(?:enableRecordFunction|set_record_function_tls_|clear\w*Callbacks|(?:remove|disable)Callback)E\w+"
+    r"|_ZN5torch(?:8autograd)?8profiler\w*\d(?:disable|enable)Profiler\w*"
+)
+#: Libraries that compute on a CPU and lie in torch's own, or beside it: BLAS and LAPACK by their Fortran names, MKL's
+#: vector functions, oneDNN, FBGEMM and the like.
+_COMPUTING = re.compile(
+    r"(?i:cblas|lapacke?|mkl|dnnl|openblas|xnn|nnp)_\w+|_ZNK?(?:4dnnl|6fbgemm)\w+|vm?[sdcz][A-Z]\w+"
+    r"|(?i:[sdcz](?:gemm\w?|gemv|symm|hemm|symv|syr2?k|her2?k|syr|trmm|trsm|trmv|trsv|ger[uc]?|dot[uc]?|axpy|scal|copy"
+    r"|nrm2|asum|getr[fsi]|potr[fsi]|geqrf|gesv|gesvd|gesdd|gels\w?|geev|syevd?|heevd?)_?)"
+)
 #: What g++ has in every shared object, and what libgcc and old C libraries leave open for programs without threads.
 _EVERYBODYS = re.compile(
     r"__gmon_start__|_ITM_\w+|_Jv_RegisterClasses|__cxa_\w+|__(?:de)?register_frame_info|_*pthread_\w+|sched_yield"
@@ -170,16 +186,48 @@ def check(code: bytes) -> None:
             raise BuildFailure(rule.told.format(_listed(names)), expected=rule.expected, remedy=rule.remedy)
 
 
+@dataclass(frozen=True)
+class _Hidden:
+    """What no profiler sees of an extension: which imports, in which words."""
+
+    names: re.Pattern[str]
+    told: str
+    expected: str
+
+
+_CALLED = "call torch's operators as everybody does; the target's allow says what may run beside own kernels"
+_HIDDEN = (
+    _Hidden(
+        _PAST_DISPATCH,
+        "the extension calls torch's operators past the dispatcher, where no profiler sees them: {}",
+        "at::add(...), and not at::cpu::add(...), at::native::..., redispatch(...) or c10::Dispatcher",
+    ),
+    _Hidden(
+        re.compile(rf"(?!dladdr)(?:{_LOADER.pattern})"),
+        "the extension looks for other libraries' functions as it runs, where nobody sees which: {}",
+        "functions that the linker finds: extra_ldflags=['-lcublas']",
+    ),
+    _Hidden(
+        _ONLOOKERS,
+        "the extension turns off what sees torch's operators run: {}",
+        "an extension that leaves torch's profilers alone",
+    ),
+    _Hidden(
+        _COMPUTING,
+        "the extension calls a library that lies in torch's own, where no profiler sees it: {}",
+        "code of its own, or at::mm(...) and the like, which count as a library's work",
+    ),
+)
+
+
 def check_extension(code: bytes) -> None:
-    """Raises BuildFailure where an extension calls torch's operators past the dispatcher: what they do would count as
-    its own work."""
-    names = [one.name for one in imports(code) if _PAST_DISPATCH.match(one.name)]
-    if names:
-        raise BuildFailure(
-            f"the extension calls torch's operators past the dispatcher, where no profiler sees them: {_listed(names)}",
-            expected="at::add(...), and not at::cpu::add(...) or redispatch(...)",
-            remedy="call them as everybody does; the target's allow says what may run beside own kernels",
-        )
+    """Raises BuildFailure where an extension calls torch's operators past the dispatcher, or libraries past torch, or
+    turns off who looks on: what they do would count as its own work."""
+    found = imports(code)
+    for hidden in _HIDDEN:
+        names = [one.name for one in found if hidden.names.fullmatch(one.name)]
+        if names:
+            raise BuildFailure(hidden.told.format(_listed(names)), expected=hidden.expected, remedy=_CALLED)
 
 
 def _listed(names: list[str]) -> str:

@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.sandbox import probe_abilities
+from pytest_cudaforge.languages import imports
 from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
 
 _ANY = ("kernel", "mixed", "library", "rewrite")
@@ -697,6 +698,25 @@ def test_their_honest_twins_pass(lenient: Evaluator, repo: Path, candidate: Cand
 
 
 _COMPILES = "it uses torch.compile"
+_UNSEEN = """
+torch.autograd._enable_record_function(False)
+try:
+    return ext.called(lambda t: t * 2, x)
+finally:
+    torch.autograd._enable_record_function(True)
+"""
+_REDISPATCHED = """
+keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+return ext.called(lambda t: torch.ops.aten.mul.Tensor.redispatch(keys, t, torch.tensor(2.0)), x)
+"""
+#: Registered by Python, so that it runs whatever Python does.
+_OPERATOR = """
+    @torch.library.custom_op("mine::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        import numpy
+        for _ in range(200): y = numpy.multiply(x.numpy(), 2)
+        return torch.from_numpy(y)
+"""
 
 
 @pytest.mark.parametrize(
@@ -710,12 +730,17 @@ _COMPILES = "it uses torch.compile"
         ("return ext.torch_twice(x)", "aten::"),
         ("global f\nf = globals().get('f') or torch.compile(lambda t: t * 2, backend='eager')\nreturn f(x)", _COMPILES),
         ("import numpy\nreturn torch.from_numpy(numpy.multiply(x.numpy(), 2))", ""),
+        ("return ext.called(lambda t: t * 2, x)", "aten::mul"),
+        (_UNSEEN, "Python that its functions call"),
+        (_REDISPATCHED, "Python that its functions call"),
+        ("return torch.ops.mine.twice(x) * ext.twice(x.new_full((1,), 0.5))", "host code"),
     ],
     ids=["never launched", "fallback", "decoy", "decoy times zero", "decoy in place", "torch in C++", "compiled",
-         "numpy"],
+         "numpy", "called back", "unseen", "past the dispatcher", "an operator in Python"],
 )  # fmt: skip
 def test_work_that_is_not_its_own_is_refused(strict: Evaluator, repo: Path, forward: str, words: str) -> None:
-    evaluation = _verdict(strict, repo, model(forward, extension="ext." in forward))
+    before = _OPERATOR if "torch.ops" in forward else ""
+    evaluation = _verdict(strict, repo, model(forward, extension="ext." in forward, before=before))
     assert evaluation.status is Status.REJECTED, (evaluation.status, evaluation.reason)
     assert evaluation.work in ("rewrite", "mixed") and words in evaluation.reason
 
@@ -819,6 +844,25 @@ def test_an_extension_cannot_poison_the_cache(strict: Evaluator, repo: Path) -> 
     assert _verdict(strict, repo, hostile).status is not Status.PASSED
     assert {path: path.read_bytes() for path in before} == before
     assert _verdict(strict, repo, model("return ext.twice(x)", extension=True)).status is Status.PASSED
+
+
+_GUARDED = """
+    from torch.utils.cpp_extension import load_inline
+    source = '''#include <ATen/record_function.h>
+    torch::Tensor f(torch::Tensor x) { at::RecordFunctionGuard off(false); return at::mul(x, 2); }'''
+    hidden = load_inline(name="hidden", cpp_sources=[source], functions=["f"])
+"""
+
+
+def test_an_extension_that_hides_torchs_operators_is_not_loaded(
+    strict: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack = model("return hidden.f(x)", before=_GUARDED)
+    evaluation = _verdict(strict, repo, attack)
+    assert evaluation.status is Status.BUILD_ERROR and "enableRecordFunction" in evaluation.reason, evaluation.reason
+    assert _verdict(strict, repo, model("return ext.twice(x)", extension=True)).status is Status.PASSED
+    monkeypatch.setattr(imports, "check_extension", lambda _: None)
+    assert strict.evaluate(attack, find(repo, "::twice"), timing=False, fresh=True).status is Status.PASSED
 
 
 def test_what_is_cached_depends_on_the_source_not_on_the_name(strict: Evaluator, repo: Path) -> None:

@@ -109,6 +109,7 @@ _PAST = """
 namespace at {
 struct Tensor { int x; };
 namespace cpu { Tensor gelu(const Tensor&); }
+namespace native { Tensor gelu_cpu(const Tensor&); }
 namespace _ops {
 struct add_Tensor { static Tensor redispatch(int, const Tensor&); static Tensor call(const Tensor&); };
 }
@@ -118,7 +119,7 @@ extern "C" int f() { at::Tensor x{1}; return at::CALL.x; }
 """
 
 
-@pytest.mark.parametrize("call", ["cpu::gelu(x)", "_ops::add_Tensor::redispatch(1, x)"])
+@pytest.mark.parametrize("call", ["cpu::gelu(x)", "native::gelu_cpu(x)", "_ops::add_Tensor::redispatch(1, x)"])
 def test_operators_past_the_dispatcher_are_no_own_work(call: str, tmp_path: Path) -> None:
     with pytest.raises(BuildFailure, match="past the dispatcher"):
         check_extension(_library(tmp_path, _PAST.replace("CALL", call)))
@@ -127,6 +128,69 @@ def test_operators_past_the_dispatcher_are_no_own_work(call: str, tmp_path: Path
 @pytest.mark.parametrize("call", ["add(x)", "_ops::add_Tensor::call(x)"])
 def test_operators_that_everybody_calls(call: str, tmp_path: Path) -> None:
     check_extension(_library(tmp_path, _PAST.replace("CALL", call)))
+
+
+_DECLARED = """
+namespace at {
+void enableRecordFunction(bool);
+struct RecordFunctionTLS {};
+void set_record_function_tls_(const RecordFunctionTLS&);
+void clearThreadLocalCallbacks();
+void removeCallback(unsigned long);
+bool isRecordFunctionEnabled();
+}
+namespace dnnl { void sgemm(int); }
+extern "C" {
+void sgemm_(int);
+void cblas_sgemm(int);
+void vsExp(int);
+void vmsTanh(int);
+void mkl_sparse_s_mv(int);
+void dnnl_primitive_execute(int);
+void LAPACKE_sgesv(int);
+void SAXPY(int);
+void cublasSgemm_v2(int);
+void mine(int);
+float expf(float);
+float sincosf(float);
+int vsnprintf(int);
+void f(int n) { CALL; }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "at::enableRecordFunction(false)",
+        "at::set_record_function_tls_(at::RecordFunctionTLS())",
+        "at::clearThreadLocalCallbacks()",
+        "at::removeCallback(n)",
+    ],
+)
+def test_nobody_turns_a_profiler_off(call: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildFailure, match="turns off what sees"):
+        check_extension(_library(tmp_path, _DECLARED.replace("CALL", call)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("dnnl::sgemm(n)", "sgemm_(n)", "cblas_sgemm(n)", "vsExp(n)", "vmsTanh(n)", "mkl_sparse_s_mv(n)"),
+        *("dnnl_primitive_execute(n)", "LAPACKE_sgesv(n)", "SAXPY(n)"),
+    ],
+)
+def test_a_librarys_functions_are_no_own_work(call: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildFailure, match="a library that lies in torch's own"):
+        check_extension(_library(tmp_path, _DECLARED.replace("CALL", call)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cublasSgemm_v2(n)", "mine(n)", "expf(n)", "sincosf(n)", "vsnprintf(n)", "at::isRecordFunctionEnabled()"],
+)
+def test_other_functions_are_nobodys_concern(call: str, tmp_path: Path) -> None:
+    check_extension(_library(tmp_path, _DECLARED.replace("CALL", call)))
 
 
 def _library(folder: Path, source: str) -> bytes:
