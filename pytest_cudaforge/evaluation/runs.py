@@ -61,6 +61,8 @@ _BETWEEN_CALLS = "values that changed between two of many calls, without a pause
 #: so many times as long ones as much more.
 _LEAK_S, _LEAK_CALLS, _LEAK_BATCHES, _LEAK_BYTES = 0.008, 1024, 3, 2 * resource.getpagesize()
 _LEAK_FACTORS, _LEAK_MOST_BYTES, _LEAK_FEWEST = (1, 4, 16), 1 << 26, 128
+#: No kernel holds so many descriptors open; a worker may have twice as many (sandbox.Limits).
+_MOST_OPEN = 128
 #: How long the unchecked calls before a trial may take.
 _CALLS_BEFORE_S = 0.1
 #: Calls that are judged as after so many more, or twice that, one after another; an hour's at the most.
@@ -179,6 +181,9 @@ class Run:
             leaked_bytes, left_open = self._growth(factor * calls, factor * _LEAK_BYTES)
             if left_open:
                 return f"calls leave descriptors behind, {left_open} in {factor * calls}: close what a call opens"
+            # Who has none left to open opens no more.
+            if self.device_kind == "cpu" and (still_open := self.worker.open_files()) > _MOST_OPEN:
+                return f"calls leave descriptors behind, {still_open} are open: close what a call opens"
             if leaked_bytes < factor * _LEAK_BYTES:
                 return ""
             if leaked_bytes >= _LEAK_MOST_BYTES:
