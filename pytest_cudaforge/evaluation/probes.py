@@ -36,6 +36,8 @@ _CONTRACT_ALIGNMENT = {"cpu": HOST_ALIGN_BYTES, "cuda": ALIGN_BYTES}
 _TRITON_ALIGNMENT = 16
 #: How many cores more other machines have: as a server, as a desktop.
 _MORE_CORES = ((24, 192), (6, 16))
+#: How often calls are repeated with so many threads, which take turns on the cores here and meet the less.
+_MORE_REPEATS = 8
 _CHANCE = secrets.SystemRandom()
 
 
@@ -347,8 +349,8 @@ class Prober:
                     drawn = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
                     trial = Trial(name, drawn, frame, 0)
                     case = run.case(workload, trial, contract=contract)
-                    if case.passed and threads is not None and not self._mutates:
-                        case = run.repeated(workload, trial)
+                    for _ in range(_MORE_REPEATS if threads is not None and not self._mutates else 0):
+                        case = run.repeated(workload, trial) if case.passed else case
                     if not case.passed:
                         break
         except (WorkerFailure, LaunchFailure) as error:
