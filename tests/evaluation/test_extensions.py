@@ -94,11 +94,8 @@ def test_what_triton_compiled_goes_from_one_worker_to_the_next(tmp_path: Path) -
 def test_operators_of_extensions_are_told_from_torchs() -> None:
     extensions._registry.operators = {"my_ops::norm"}
     assert extensions.is_own_operator("my_ops::norm")
-    assert not any(
-        map(
-            extensions.is_own_operator, ["aten::mul", "pythons::norm", "profiler::_record", "plain", "Optimizer.step#x"]
-        )
-    )
+    others = ["aten::mul", "pythons::norm", "profiler::_record", "plain", "Optimizer.step#x"]
+    assert not any(map(extensions.is_own_operator, others))
 
 
 # -- whose kernels run in a call: events as torch's profiler has them, with times that nobody measured

@@ -139,7 +139,9 @@ void clearThreadLocalCallbacks();
 void removeCallback(unsigned long);
 bool isRecordFunctionEnabled();
 }
+namespace at::compositeexplicitautograd { void ones(int); }
 namespace dnnl { void sgemm(int); }
+namespace c10 { struct Dispatcher { static void realSingleton(); void findSchemaOrThrow(const char*, const char*); }; }
 extern "C" {
 void sgemm_(int);
 void cblas_sgemm(int);
@@ -149,6 +151,10 @@ void mkl_sparse_s_mv(int);
 void dnnl_primitive_execute(int);
 void LAPACKE_sgesv(int);
 void SAXPY(int);
+void aoti_torch_cpu_gelu(int);
+void* dlsym(void*, const char*);
+void* dlopen(const char*, int);
+int dladdr(const void*, void*);
 void cublasSgemm_v2(int);
 void mine(int);
 float expf(float);
@@ -157,6 +163,22 @@ int vsnprintf(int);
 void f(int n) { CALL; }
 }
 """
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("at::compositeexplicitautograd::ones(n)", "past the dispatcher"),
+        ("c10::Dispatcher::realSingleton()", "past the dispatcher"),
+        ('c10::Dispatcher().findSchemaOrThrow("aten::gelu", "")', "past the dispatcher"),
+        ("aoti_torch_cpu_gelu(n)", "past the dispatcher"),
+        ('dlsym(nullptr, "cblas_sgemm")', "as it runs"),
+        ('dlopen("libmkl_rt.so", n)', "as it runs"),
+    ],
+)
+def test_nobody_looks_for_what_is_not_to_be_called(call: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildFailure, match=words):
+        check_extension(_library(tmp_path, _DECLARED.replace("CALL", call)))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +209,15 @@ def test_a_librarys_functions_are_no_own_work(call: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "call",
-    ["cublasSgemm_v2(n)", "mine(n)", "expf(n)", "sincosf(n)", "vsnprintf(n)", "at::isRecordFunctionEnabled()"],
+    [
+        "dladdr(&n, &n)",
+        "cublasSgemm_v2(n)",
+        "mine(n)",
+        "expf(n)",
+        "sincosf(n)",
+        "vsnprintf(n)",
+        "at::isRecordFunctionEnabled()",
+    ],
 )
 def test_other_functions_are_nobodys_concern(call: str, tmp_path: Path) -> None:
     check_extension(_library(tmp_path, _DECLARED.replace("CALL", call)))
