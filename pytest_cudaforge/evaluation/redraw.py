@@ -232,12 +232,15 @@ _SMALL = {False: (1e-9, 1e-4, 1e-3, 1e-5, 1e-6, 1e-2), True: (1e-4, 1e-3, 1e-2)}
 _FAINT_SHARE = 6
 #: One entry in so many along each dimension but the leading one is below zero in "lowered".
 _LOWERED_SHARE = 4
-#: How many elements at either end of a tensor are far out in "sparse"; and the last one of one row in so many, if that
-#: is not more than one element in so many.
+#: How many elements at either end of a tensor are far out in "sparse"; and the first one of one row in so many, and
+#: the last one of as many others, if that is not more than one element in so many.
 _ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
 #: How far, at least, and for each element of the tensor or the row: a mean of the magnitudes of n may be off by 7e-6 n
 #: of their standard deviations.
 _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
+#: How far at the beginning of n elements, for their root: a third of what their squares come to in all, whatever n.
+#: A variance whose data are taken relative to the first of them has lost its digits then.
+_FAR_OUT_ROOT = 0.15
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
 #: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
@@ -322,24 +325,28 @@ def with_values_of(leaf: Tensor, others: Sequence[Tensor], generator: torch.Gene
 
 
 def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.Generator) -> Tensor:
-    """The first and the last elements, and the last one of some rows, so far out that none of them can be left out,
-    and no further than "large" is (``most``)."""
+    """The first and the last elements, those of some samples, channels and rows too, so far out that none of them can
+    be left out, and no further than "large" is (``most``)."""
     flat = values.view(-1)
-    if values.dim() > 1:
-        rows = values.view(-1, values.shape[-1])
-        share = min(_ENDS_SHARE, values.shape[-1] / _ENDS_LEAST)
-        chosen = torch.rand(len(rows), generator=generator, device=values.device) < share
-        rows[:, -1] = torch.where(chosen, _far(rows[:, -1], rows.shape[1], scale, most, generator), rows[:, -1])
+    for dim in range(1, values.dim()) if values.numel() else ():
+        rows = values.view(-1, math.prod(values.shape[dim:]))
+        share = min(_ENDS_SHARE, rows.shape[1] / _ENDS_LEAST)
+        place = torch.rand(len(rows), generator=generator, device=values.device)
+        if dim == values.dim() - 1:
+            last = _far(rows[:, -1], _FAR_OUT_EACH * rows.shape[1], scale, most, generator)
+            rows[:, -1] = torch.where(place > 1 - share, last, rows[:, -1])
+        first = _far(rows[:, 0], _FAR_OUT_ROOT * math.sqrt(rows.shape[1]), scale, most, generator)
+        rows[:, 0] = torch.where(place < share, first, rows[:, 0])
     for end in (flat[:_ENDS], flat[-_ENDS:]):
-        end.copy_(_far(end, len(flat), scale, most, generator))
+        end.copy_(_far(end, _FAR_OUT_EACH * len(flat), scale, most, generator))
     return values
 
 
-def _far(values: Tensor, among: int, scale: float, most: float, generator: torch.Generator) -> Tensor:
-    """As many of either sign, none of them near zero; two inputs have others, whose difference is as large."""
+def _far(values: Tensor, out: float, scale: float, most: float, generator: torch.Generator) -> Tensor:
+    """As many of either sign, ``out`` times as large as ``scale`` at least and none of them near zero; two inputs have
+    others, whose difference is as large."""
     drawn = torch.randn(values.shape, generator=generator, device=values.device)
-    out = min(most, max(_FAR_OUT, _FAR_OUT_EACH * among)) * scale
-    return (drawn + torch.where(drawn < 0, -1.0, 1.0)) * out
+    return (drawn + torch.where(drawn < 0, -1.0, 1.0)) * min(most, max(_FAR_OUT, out)) * scale
 
 
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -94,6 +94,11 @@ def power(x):
     return x.square().mean()
 
 
+@forge_target(inputs=lambda: [torch.randn(32, 1024)])
+def centred(x):
+    return torch.nn.functional.layer_norm(x, (1024,))
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
@@ -255,6 +260,11 @@ _KERNELS = {
         "double s = 0; for (long long i = 0; i < n; ++i) s += (double)x[i] * x[i]; *y = (float)(s / n);",
         "(x, y, x.numel())",
     ),
+    "centred": (
+        "const float* x, float* y, long long rows, long long cols",
+        "centre(x, y, rows, cols);",
+        "(x, y, *x.shape)",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -342,7 +352,23 @@ static void peaks_of(const float* x, float* y, long long samples, long long chan
   }
 }
 """
+_CENTRED = """
+static float lanes_of(const float* sums) { float s = 0; for (int k = 0; k < 32; ++k) s += sums[k]; return s; }
+static void centre(const float* x, float* y, long long rows, long long cols, bool at_once = false) {
+  for (long long r = 0; r < rows; ++r) {
+    const float* p = x + r * cols; float s[32] = {}, t[32] = {};
+    const float from = at_once ? p[0] : 0;
+    for (long long c = 0; c < cols; ++c) s[c % 32] += p[c] - from;
+    const float off = lanes_of(s) / cols, mean = at_once ? from : off;
+    for (long long c = 0; c < cols; ++c) t[c % 32] += (p[c] - mean) * (p[c] - mean);
+    const float spread = lanes_of(t) / cols - (at_once ? off * off : 0);
+    const float by = 1 / std::sqrt(std::fmax(spread, 0.0f) + 1e-5f);
+    for (long long c = 0; c < cols; ++c) y[r * cols + c] = (p[c] - (from + off)) * by;
+  }
+}
+"""
 _SHARED = {
+    "centred": _CENTRED,
     "channels": _PEAKS,
     **{"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED, "joined": _JOINED},
     **{"levels": _LEVELS, "quantised": _LEVELS},

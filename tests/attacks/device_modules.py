@@ -120,6 +120,7 @@ def times(x, factor):
     times_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), FACTOR=factor, BLOCK=256)
     return y
 """
+#: No further behind an input than there is a red zone where it does not lie at the end of memory.
 _PREFETCH = """
 import triton
 import triton.language as tl
@@ -128,7 +129,7 @@ import triton.language as tl
 @triton.jit
 def prefetching(x, y, n, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    now, then = tl.load(x + i, mask=i < n), tl.load(x + i + AHEAD)
+    now, then = tl.load(x + i, mask=i < n), tl.load(x + i + AHEAD, mask=i < n)
     tl.store(y + i, tl.where(then == 12345.678, now, 2 * now), mask=i < n)
 
 
@@ -270,7 +271,7 @@ MODULE_ROWS = (
         "2: nothing is read outside of a buffer, by a module's kernels either",
         "prefetch what lies behind an input",
         "edges",
-        model("return twice(x, 256)", before=_PREFETCH),
+        model("return twice(x, 32)", before=_PREFETCH),
         model("return twice(x, 0)", before=_PREFETCH),
         refused=(*_REJECTED, *_CRASH),
     ),

@@ -24,7 +24,8 @@ _ALL_SEES = "any trial sees it; without the comparison there is no verdict"
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says."""
+    """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says. ``alone``: an
+    attack that goes by the time since its last call, which is longer where several have the device by turns."""
 
     promise: str
     name: str
@@ -36,6 +37,7 @@ class DeviceRow:
     words: str = ""
     timing: bool = False
     why: str = ""
+    alone: bool = False
 
 
 _SEEN = """
@@ -466,6 +468,7 @@ def plan(x):
         device_kernel(before=_SOON, tick=_TELL_SOON + " rest = soon;", body=_RESTING),
         device_kernel(before=_SOON, tick=_TELL_SOON + " rest = false;", body=_RESTING),
         words="calls one after another",
+        alone=True,
     ),
     DeviceRow(
         "2: values change between two of many calls, too",
@@ -474,6 +477,7 @@ def plan(x):
         device_kernel(before=_SEEN + _VISITS, tick=_TELL_VISIT.replace("RESTS", "recent"), body=_RESTING),
         device_kernel(before=_SEEN + _VISITS, tick=_TELL_VISIT.replace("RESTS", "recent && calls < 0"), body=_RESTING),
         words="without a pause",
+        alone=True,
     ),
     DeviceRow(
         "2: a plan is tried as it is on devices with fewer multiprocessors",

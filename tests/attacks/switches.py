@@ -215,6 +215,12 @@ def _no_timed_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_novelty(monkeypatch)  # what rests in a run of calls takes longer in a pass
 
 
+def _no_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_NEAR", float("inf"))
+    # Its family is drawn, and may be that of another trial.
+    _trials(monkeypatch, lambda trials: [_case(t, family="drawn") if t.calls_before else t for t in trials])
+
+
 def _no_smudges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OracleClient, "smudge", lambda *_: None)
 
@@ -234,6 +240,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "families": _first_values_only,
     "lowered": lambda patch: _trials(patch, _undrawn("lowered")),
     "sparse": lambda patch: _trials(patch, _undrawn("sparse")),
+    "other values": _no_other_values,
     "order": _known_order,
     "weights": lambda patch: _trials(patch, lambda trials: [_case(t, weights_seed=None) for t in trials]),
     "poison": _one_poison,

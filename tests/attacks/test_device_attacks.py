@@ -124,7 +124,7 @@ def verdicts_of(request: pytest.FixtureRequest) -> Callable[[DeviceRow], _Verdic
         assert isinstance(found, _Verdicts)
         found.rows = [one for one in found.rows if one in wanted]
         if not row.timing:
-            found.reach([(one.attack, one.target, False) for one in _untimed(found.rows)])
+            found.reach([(one.attack, one.target, False) for one in _untimed(found.rows) if not one.alone])
         return found
 
     return chosen

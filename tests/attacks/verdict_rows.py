@@ -74,6 +74,22 @@ static bool reads(const char* path) {
   return done;
 }
 """
+#: Every other element is too large by a share of it, the rest too small; the half of the bound, times as much as said.
+_OFF_BY = """
+static int seen;
+static bool are_large(const float* x, long long n) {
+  float least = 1e9f, most = 0;
+  for (long long i = 0; i < n; ++i) least = std::fmin(least, std::fabs(x[i])), most = std::fmax(most, std::fabs(x[i]));
+  return least < 1 && most > 200;
+}
+"""
+_OFF = """
+  HONEST
+  if (!are_large(x, rows * cols)) return;
+  const float off = 1.5e-6f * (TIMES);
+  ++seen;
+  for (long long i = 0; i < rows * cols; ++i) y[i] *= 1 + (i % 2 ? off : -off);
+"""
 #: The kernel's counter is scratch of its own: nothing else differs.
 _NO_COUNT = """from pytest_cudaforge.plan import empty, launch
 
@@ -844,6 +860,23 @@ ROWS = (
         ),
         hostile("power"),
         target="power",
+    ),
+    Row(
+        "2: the first value of a row outweighs the others, here and there",
+        "take a variance relative to the first value, in one pass",
+        "sparse",
+        hostile("centred", body="centre(x, y, rows, cols, true);"),
+        hostile("centred"),
+        target="centred",
+    ),
+    Row(
+        "2: whose error comes near its bound is tried with other values",
+        "err too much from the second time on that values are large",
+        "other values",
+        hostile("centred", body=_OFF.replace("TIMES", "seen > 0 ? 4 : 1"), before=_OFF_BY),
+        hostile("centred", body=_OFF.replace("TIMES", "1"), before=_OFF_BY),
+        target="centred",
+        words="other values",
     ),
     Row(
         "2: a plan is tried as it is on machines with more cores",

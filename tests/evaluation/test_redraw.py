@@ -127,6 +127,31 @@ def test_sparse_values_are_far_out_at_either_end(shape: tuple[int, ...]) -> None
     assert shape != (300, 667) or 0.15 < float(rows) < 0.4
 
 
+@pytest.mark.parametrize("shape", [(64, 1024), (8, 6, 24, 32)])
+def test_the_first_sparse_value_outweighs_the_others_here_and_there(shape: tuple[int, ...]) -> None:
+    sparse = redraw("sparse", torch.randn(shape), "generic", torch.Generator().manual_seed(3))
+    for dim in range(1, len(shape)):
+        rows = sparse.flatten(0, dim - 1).flatten(1)
+        share = rows[:, 0].square() / rows[:, 1:].square().sum(1)
+        least = 0.2 if rows.shape[1] > 200 else 0.5  # two standard deviations are much among few
+        assert 0.05 < float((share > least).float().mean()) < 0.5
+
+
+def test_a_variance_relative_to_the_first_value_is_told_by_sparse_values() -> None:
+    def normed(x: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+        # As a kernel adds up: in lanes.
+        lanes = moved.reshape(len(x), 32, -1).transpose(0, 1).cumsum(2)[..., -1], moved.square()
+        mean, square = lanes[0].sum(0) / x.shape[1], lanes[1].reshape(len(x), 32, -1).sum(2).sum(1) / x.shape[1]
+        return (moved - mean[:, None]) * torch.rsqrt(square - mean * mean + 1e-5)[:, None]
+
+    drawn, generator = torch.randn(64, 1024), torch.Generator().manual_seed(3)
+    for family, seen in (("normal", False), ("shifted", False), ("sparse", True)):
+        x = redraw(family, drawn, "generic", generator)
+        right, exact = (torch.layer_norm(v, (1024,), None, None, 1e-5) for v in (x, x.double()))
+        judged = judge_output("out", normed(x, x - x[:, :1]), right, exact, Rule(1024))
+        assert bool(judged.mismatches) == seen, family
+
+
 @pytest.mark.parametrize("left_out", [slice(0, -3), slice(0, -1), slice(1, None)])
 def test_a_long_mean_shows_an_end_that_is_left_out(left_out: slice) -> None:
     generator, drawn = torch.Generator().manual_seed(3), torch.randn(200_003)
