@@ -39,7 +39,7 @@ class Benches:
         bench, arena = oracle.open_bench(self.target, workload or product.workload.name, variant, layout.data)
         worker, slot = kept, 0 if kept is None else 1
         try:
-            worker = worker or self._started(product)
+            worker = worker or self.started(product)
             worker.attach(slot, arena, guards=layout.guards)
             yield Run(self.setting, product, layout, bench, arena, worker, slot)
         except (LaunchFailure, WorkerFailure) as error:
@@ -50,7 +50,8 @@ class Benches:
             arena.close()
             oracle.close_bench(bench)
 
-    def _started(self, product: Product) -> Worker:
+    def started(self, product: Product) -> Worker:
+        """A fresh worker with the product loaded. Raises Refusal where it fails."""
         try:
             return self.worker_of(product)
         except WorkerTimeout as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import re
 import secrets
@@ -15,8 +17,10 @@ from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, Trial, call_layout
 from pytest_cudaforge.evaluation.contract import compare_structure
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import NO_ROOM, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
+from pytest_cudaforge.evaluation.runs import Run
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
@@ -98,6 +102,8 @@ class Prober:
     ) -> None:
         self.benches, self.product, self.facts, self.kitchen = benches, product, facts, kitchen
         self.excluded = excluded
+        #: A module's worker whose last probe passed.
+        self._ready: ModuleWorker | None = None
 
     @property
     def _guard(self) -> Guard:
@@ -126,6 +132,12 @@ class Prober:
         """Raises Refusal where something fails that the target promises."""
         if self.excluded is not None and not any(self._is_open(strided) for strided in (True, False)):
             return
+        try:
+            self._try_all()
+        finally:
+            self._let_go()
+
+    def _try_all(self) -> None:
         sizes = 0
         variants = self.benches.setting.oracle.variants(self.benches.target, self.product.workload.name)
         for (name, _), members in itertools.groupby(variants, key=_kind_of):
@@ -175,7 +187,7 @@ class Prober:
         """The first of them that the plan takes. A plan that refuses a size sends production's call to the reference,
         and one that has other constants there would be compiled anew: then the next one tells more."""
         contract = self._is_promised(strided)
-        if strided and not contract and self._guard.contiguous_only:
+        if not contract and (self._guard.contiguous_only if strided else self._guard.drawn_shapes_only):
             return
         refused, lacking = "", False
         for name, workload in members:
@@ -340,8 +352,10 @@ class Prober:
         part, in many calls on the last one's values, too."""
         workload = self.product.workload.name
         case = CaseResult(workload, name, contract, False, None, None)
+        if not product.traced.main.steps and kept is None:
+            self._ready = self._ready or self._begun()
         try:
-            with self.benches.open(product, layout, variant=variant, workload=workload, kept=kept) as run:
+            with self._opened(product, layout, variant, kept) as run:
                 if threads is not None:
                     run.worker.set_threads(threads)
                 for frame in range(frames):
@@ -360,7 +374,41 @@ class Prober:
         self.benches.findings.cases.append(case)
         if case.passed:
             return ""
+        self._let_go()
         return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
+
+    @contextlib.contextmanager
+    def _opened(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None) -> Iterator[Run]:
+        """A run on a fresh worker, or on ``kept``; a module's on one that has made a call that was drawn, and goes from
+        probe to probe as long as they pass: in production, too, one instance gets all of them, and what it sized by its
+        first call is wrong later."""
+        workload = self.product.workload.name
+        if product.traced.main.steps or kept is not None:
+            with self.benches.open(product, layout, variant=variant, workload=workload, kept=kept) as run:
+                yield run
+            return
+        assert self._ready is not None
+        with self.benches.open(product, layout, variant=variant, workload=workload, kept=self._ready) as run:
+            self._ready.turn(product.traced, product.workload, timeout_s=self.benches.setting.hang_limit_s)
+            yield run
+
+    def _begun(self) -> ModuleWorker:
+        """Raises Refusal where what was drawn is wrong all of a sudden."""
+        with contextlib.ExitStack() as unless_right:
+            worker = self.benches.started(self.product)
+            unless_right.callback(worker.close)
+            assert isinstance(worker, ModuleWorker)
+            layout = call_layout(self.product.traced, frames=1)
+            with self.benches.open(self.product, layout, kept=worker) as run:
+                trial = Trial("before other calls", TrialCase(secrets.randbits(62)), 0, 0)
+                self.benches.require(self.product, trial, functools.partial(run.case, contract=True))
+            unless_right.pop_all()
+        return worker
+
+    def _let_go(self) -> None:
+        if self._ready is not None:
+            self._ready.close()
+        self._ready = None
 
 
 def _kind_of(variant: tuple[str, WorkloadFacts]) -> tuple[str, bool]:

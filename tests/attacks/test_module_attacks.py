@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
@@ -20,6 +20,7 @@ from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.probes import Prober
 from pytest_cudaforge.evaluation.sandbox import probe_abilities
 from pytest_cudaforge.languages import imports
 from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
@@ -490,6 +491,33 @@ def test_a_module_that_sizes_itself_by_its_first_call_is_refused_and_its_twin_pa
     assert _verdict(lenient, repo, twin, "::sums").status is Status.PASSED
     monkeypatch.setattr(verification, "turns", lambda *_: None)
     assert _verdict(lenient, repo, attack, "::sums").status is Status.PASSED
+
+
+def test_a_module_that_sizes_itself_by_its_first_call_is_kept_to_its_size_and_its_twin_is_not(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody drew other sizes, and every one of them would do in a process of its own."""
+    attack, twin = (
+        model(_FIRST.replace("HONEST", honest).replace("sum(-1)", "mul(2)")) for honest in ("False", "True")
+    )
+
+    def held_to_sizes(candidate: Candidate) -> bool:
+        evaluation = _verdict(lenient, repo, candidate, "::twice")
+        assert evaluation.status is Status.PASSED and evaluation.verification is not None, evaluation.reason
+        return evaluation.verification.guard.drawn_shapes_only
+
+    assert held_to_sizes(attack) and not held_to_sizes(twin)
+    monkeypatch.setattr(Prober, "_begun", lambda self: self.benches.started(self.product))
+    monkeypatch.setattr(Prober, "_try_first", _alone(Prober._try_first))
+    assert not held_to_sizes(attack)
+
+
+def _alone(probe: Callable[..., None]) -> Callable[..., None]:
+    def tried(prober: Prober, *args: Any) -> None:
+        prober._let_go()
+        probe(prober, *args)
+
+    return tried
 
 
 _PACKS = """
