@@ -37,7 +37,7 @@ from pytest_cudaforge.evaluation.precision import (
     precision_flags,
     widened,
 )
-from pytest_cudaforge.evaluation.redraw import exchangeable, exchanged, exchanged_integers, unravelled
+from pytest_cudaforge.evaluation.redraw import REDRAWN, exchangeable, exchanged, exchanged_integers, unravelled
 from pytest_cudaforge.evaluation.subject import WHOLE, Subject, Weights, is_fatal
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
@@ -320,7 +320,7 @@ class Bench:
         structures = self.subject.structures(self.workload)
         self._expected, target.held = None, {}
         target.inputs = {
-            path: _exchanged(leaf, generator, free=structures.get(path, "drawn") != "drawn")
+            path: _exchanged(leaf, generator, free=structures.get(path) in REDRAWN)
             for path, leaf in target.inputs.items()
         }
         weights = None if target.case.weights_seed is None else seed
@@ -341,7 +341,7 @@ class Bench:
         for other in self.frames.values():
             other.held = {}  # calls go on in all of them
         structures = self.subject.structures(self.workload)
-        free = {path for path in target.inputs if structures.get(path, "drawn") != "drawn"}
+        free = {path for path in target.inputs if structures.get(path) in REDRAWN}
         small = sum(leaf.nbytes for leaf in target.inputs.values() if isinstance(leaf, Tensor)) <= _STAGED_BYTES
         inputs, tree = target.inputs, target.tree
         case = replace(target.case, seed=seed, family="exchanged" if free and not (renewed and small) else "drawn")

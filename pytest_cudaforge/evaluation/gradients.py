@@ -107,7 +107,9 @@ class GradientSubject(Subject):
                 break
             # At a tie (of a maximum, at a kink) there is more than one right gradient: rows nearly vanish, not wholly.
             family = "small" if known == "faint" else known
-            if family in TYING or (family != known and not self._takes(workload, family, self.structures(workload))):
+            if family in (*TYING, "missing") or (
+                family != known and not self._takes(workload, family, self.structures(workload))
+            ):
                 continue
             if self._keeps_digits(workload, family):
                 found.append(family)

@@ -21,6 +21,7 @@ __all__ = [
     *(
         "FAMILIES",
         "HABITS",
+        "REDRAWN",
         "SHORTCUTS",
         "Structure",
         "exchange_weights",
@@ -45,8 +46,12 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
 _LOG_VARIANCES = (-2.0, 2.0)
 
-#: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it
-Structure = Literal["generic", "unit", "drawn"]
+#: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it, as it
+#: may the others, of which however something may be missing: gaps, NaN for what was not measured, and classes, integers
+#: of few values
+Structure = Literal["generic", "unit", "drawn", "gaps", "classes"]
+#: Those of which any element may have another value.
+REDRAWN: frozenset[Structure] = frozenset({"generic", "unit"})
 
 FAMILIES = (
     *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
@@ -66,9 +71,19 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.floa
 
 
 def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Structure]:
-    """The structure of every tensor among the leaves of two draws of a call."""
+    """The structure of every tensor among the leaves of two draws of a call. Where another leaf may follow from a
+    tensor's gaps (a mask of its shape) or classes (other integers), it is as "drawn"."""
     pairs = ((path, leaf, second.get(path)) for path, leaf in first.items())
-    return {path: structure_of(a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
+    tensors = {path: (a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
+    found = {path: structure_of(a, b) for path, (a, b) in tensors.items()}
+    integers = [path for path, (a, _) in tensors.items() if a.dtype in _INTEGERS and a.numel() > 1]
+    for path, structure in tuple(found.items()):
+        shape = tensors[path][0].shape
+        alike = [other for other in found if other != path and tensors[other][0].shape == shape]
+        masked = structure == "gaps" and any(found[other] not in REDRAWN for other in alike)
+        if masked or (structure == "classes" and len(integers) > 1):
+            found[path] = "drawn"
+    return found
 
 
 def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
@@ -82,8 +97,15 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
     references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
     for answers that are integers, has values that are those of a sorted tensor beside it: which side is it? ties, for
-    answers that are places of an extreme, has so few values that most are equal: which of them comes first?
+    answers that are places of an extreme, has so few values that most are equal: which of them comes first? missing has
+    rows and columns without any value that is not NaN, absent lacks some of the classes: no draw happens to.
     """
+    lacks = {"missing": "gaps", "absent": "classes"}
+    lacking = tuple(family for family, structure in lacks.items() if structure in structures)
+    return (*_redrawn_families(structures), *lacking)
+
+
+def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
     if "generic" in structures:
         return (
             "shifted",
@@ -104,12 +126,17 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
 
 
 def structure_of(first: Tensor, second: Tensor) -> Structure:
-    """What two independent draws of one input leaf have in common. Integers and booleans are always "drawn"."""
-    if not first.is_floating_point() or first.numel() == 0 or first.shape != second.shape:
+    """What two independent draws of one input leaf have in common. Complex numbers and booleans are "drawn"."""
+    if first.numel() == 0 or first.shape != second.shape:
         return "drawn"
+    if not first.is_floating_point():
+        classes = not torch.equal(first, second) and _are_classes(first) and _are_classes(second)
+        return "classes" if classes else "drawn"
     a, b = _sample(first), _sample(second)
-    if torch.equal(a, b) or not bool(a.isfinite().all() and b.isfinite().all()):
+    if torch.equal(a, b) or bool(a.isinf().any() or b.isinf().any()):
         return "drawn"
+    if bool(a.isnan().any() or b.isnan().any()):
+        return "gaps" if bool(a.isnan().any() and b.isnan().any()) and not bool(a.isnan().all()) else "drawn"
     if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
         return "drawn"
     if any(shows(first) and shows(second) for shows in (_ordered, _symmetric, _normed)):
@@ -125,6 +152,17 @@ def _sample(tensor: Tensor) -> Tensor:
     if flat.numel() > 2 * _SAMPLE:
         flat = torch.cat([flat[:_SAMPLE], flat[-_SAMPLE:]])
     return flat.double()
+
+
+def _are_classes(tensor: Tensor) -> bool:
+    """Integers of at least three values, each of them several times, and not once in every row (as places are)."""
+    if tensor.dtype not in _INTEGERS or not _LEAST_EXCHANGED <= tensor.numel() <= _SLICED_ELEMENTS:
+        return False
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    if tensor.shape[-1] > 1 and bool((rows.sort(-1).values.diff(dim=-1) != 0).all()):
+        return False
+    values = tensor.unique()  # type: ignore[no-untyped-call]
+    return _FEWEST_CLASSES <= len(values) <= tensor.numel() // _CLASS_SIZE
 
 
 def _has_zeros(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
@@ -197,8 +235,9 @@ def redraw(
     The scale is the draw's own standard deviation. ``large`` and ``shifted`` are smaller for half types, whose range
     and precision are. ``shared``: a seed for what several inputs of a call have in common.
     """
-    if structure == "drawn":
-        return drawn
+    if structure not in REDRAWN:
+        lacks = _LACKING.get((structure, family))
+        return drawn if lacks is None else lacks(drawn, generator)
     spread = _SPREAD[drawn.dtype in _LOW_PRECISION]
     values = torch.empty(drawn.shape, dtype=torch.float32, device=drawn.device)
     if structure == "unit":
@@ -211,6 +250,34 @@ def redraw(
     result = torch.empty_strided(drawn.shape, drawn.stride(), dtype=drawn.dtype, device=drawn.device)
     return result.copy_(values)
 
+
+def _missing(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """With a few entries along each dimension that are NaN throughout; a vector stays as it was drawn."""
+    changed = drawn.clone()
+    for dim, size in enumerate(drawn.shape):
+        if size > 1 and drawn.numel() > size:
+            order = torch.rand(size, generator=generator, device=drawn.device).argsort()
+            changed.index_fill_(dim, order[: max(1, size // _LACKING_SHARE)], math.nan)
+    return changed
+
+
+def _absent(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """Without some of the classes, in whose place stand their neighbours, so that what is sorted stays so. The
+    commonest one, which may be padding, stays, and the last one, which may tell how many there are."""
+    values, at, counts = drawn.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+    chance = torch.rand(len(values), generator=generator, device=drawn.device)
+    chance[counts.argmax()] = chance[-1] = 2.0
+    kept = values[chance.argsort()[max(1, len(values) // _LACKING_SHARE) :]].sort().values
+    neighbours = kept[(torch.searchsorted(kept, values, right=True) - 1).clamp_min(0)]
+    return torch.empty_like(drawn).copy_(neighbours[at])
+
+
+_LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Tensor]] = {
+    ("gaps", "missing"): _missing,
+    ("classes", "absent"): _absent,
+}
+#: One entry, and one class, in so many is missing; classes are so many and so large.
+_LACKING_SHARE, _FEWEST_CLASSES, _CLASS_SIZE = 8, 3, 4
 
 _UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
     "shifted": lambda values: values.mul(0.1).add(0.9),
@@ -232,14 +299,14 @@ _SMALL = {False: (1e-9, 1e-4, 1e-3, 1e-5, 1e-6, 1e-2), True: (1e-4, 1e-3, 1e-2)}
 _FAINT_SHARE = 6
 #: One entry in so many along each dimension but the leading one is below zero in "lowered".
 _LOWERED_SHARE = 4
-#: How many elements at either end of a tensor are far out in "sparse"; and the first one of one row in so many, and
-#: the last one of as many others, if that is not more than one element in so many.
+#: How many elements at either end of a tensor are far out in "sparse"; and the first one of one row in so many, the
+#: last one of as many others, and so on, if that is not more than one element in so many.
 _ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
 #: How far, at least, and for each element of the tensor or the row: a mean of the magnitudes of n may be off by 7e-6 n
 #: of their standard deviations.
 _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
-#: How far at the beginning of n elements, for their root: a third of what their squares come to in all, whatever n.
-#: A variance whose data are taken relative to the first of them has lost its digits then.
+#: How far one of n elements is, for their root: its square is half of what theirs come to in all, whatever n. A
+#: variance whose data are taken relative to that element has lost its digits then.
 _FAR_OUT_ROOT = 0.15
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
@@ -279,8 +346,7 @@ def _generic(
         return values.random_(-top, top + 1, generator=generator).mul_(step)
     values.normal_(generator=generator).mul_(scale)
     if family == "ties":
-        few = values.flatten()[:_TIES]
-        return few[torch.randint(len(few), values.shape, generator=generator, device=values.device)]
+        return _tied(values, generator)
     if family == "large":
         return values.mul_(spread[0])
     if family == "shifted":
@@ -325,21 +391,29 @@ def with_values_of(leaf: Tensor, others: Sequence[Tensor], generator: torch.Gene
 
 
 def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.Generator) -> Tensor:
-    """The first and the last elements, those of some samples, channels and rows too, so far out that none of them can
-    be left out, and no further than "large" is (``most``)."""
+    """The first and the last elements, and one of each of some samples, channels and rows, so far out that none of
+    them can be left out, and no further than "large" is (``most``)."""
     flat = values.view(-1)
     for dim in range(1, values.dim()) if values.numel() else ():
-        rows = values.view(-1, math.prod(values.shape[dim:]))
+        shape, rows = values.shape[dim:], values.view(-1, math.prod(values.shape[dim:]))
         share = min(_ENDS_SHARE, rows.shape[1] / _ENDS_LEAST)
-        place = torch.rand(len(rows), generator=generator, device=values.device)
-        if dim == values.dim() - 1:
-            last = _far(rows[:, -1], _FAR_OUT_EACH * rows.shape[1], scale, most, generator)
-            rows[:, -1] = torch.where(place > 1 - share, last, rows[:, -1])
-        first = _far(rows[:, 0], _FAR_OUT_ROOT * math.sqrt(rows.shape[1]), scale, most, generator)
-        rows[:, 0] = torch.where(place < share, first, rows[:, 0])
+        chosen = torch.rand(len(rows), generator=generator, device=values.device).div(share).long()
+        for number, place in enumerate(_places(shape)):
+            far = _far(rows[:, place], _FAR_OUT_ROOT * math.sqrt(rows.shape[1]), scale, most, generator)
+            rows[:, place] = torch.where(chosen == number, far, rows[:, place])
     for end in (flat[:_ENDS], flat[-_ENDS:]):
         end.copy_(_far(end, _FAR_OUT_EACH * len(flat), scale, most, generator))
     return values
+
+
+def _places(shape: Sequence[int]) -> list[int]:
+    """What comes first to mind: the first and the last element, the one in the middle of the memory, and that of all
+    dimensions."""
+    centre = 0
+    for size in shape:
+        centre = centre * size + size // 2
+    count = math.prod(shape)
+    return list(dict.fromkeys((0, count - 1, count // 2, centre)))
 
 
 def _far(values: Tensor, out: float, scale: float, most: float, generator: torch.Generator) -> Tensor:
@@ -347,6 +421,19 @@ def _far(values: Tensor, out: float, scale: float, most: float, generator: torch
     others, whose difference is as large."""
     drawn = torch.randn(values.shape, generator=generator, device=values.device)
     return (drawn + torch.where(drawn < 0, -1.0, 1.0)) * min(most, max(_FAR_OUT, out)) * scale
+
+
+def _tied(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Few different values, zeros of both signs among them, which are equal; of leading entries, a third has no value
+    above them and a third none below."""
+    few = values.flatten()[:_TIES].clone()
+    few[-2:] = torch.tensor([0.0, -0.0], device=values.device)[-len(few) :]
+    tied = few[torch.randint(len(few), values.shape, generator=generator, device=values.device)]
+    count = values.shape[0] if values.dim() > 1 else 1
+    sides = torch.randint(3, (count,), generator=generator, device=values.device)
+    sides = sides.reshape(-1, *(1,) * (values.dim() - 1)) if values.dim() else sides[0]
+    zero = tied == 0  # abs would take their signs
+    return torch.where(zero | (sides == 0), tied, torch.where(sides == 1, tied.abs(), -tied.abs()))
 
 
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -99,6 +99,16 @@ def centred(x):
     return torch.nn.functional.layer_norm(x, (1024,))
 
 
+@forge_target(inputs=lambda: [torch.randn(40, 64).masked_fill(torch.rand(40, 64) < 0.3, float("nan"))])
+def known(x):
+    return x.nanmean(-1)
+
+
+@forge_target(inputs=lambda: [torch.randn(400, 16), torch.randint(0, 12, (400,)).sort().values])
+def segments(x, of):
+    return torch.zeros(12, 16).index_add(0, of, x)
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
@@ -265,6 +275,16 @@ _KERNELS = {
         "centre(x, y, rows, cols);",
         "(x, y, *x.shape)",
     ),
+    "known": (
+        "const float* x, float* y, long long rows, long long cols",
+        "mean_of_known(x, y, rows, cols, 0);",
+        "(x, y, *x.shape)",
+    ),
+    "segments": (
+        "const float* x, const long long* of, float* y, long long rows, long long cols",
+        "sum_of(x, of, y, rows, cols, true);",
+        "",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -354,10 +374,10 @@ static void peaks_of(const float* x, float* y, long long samples, long long chan
 """
 _CENTRED = """
 static float lanes_of(const float* sums) { float s = 0; for (int k = 0; k < 32; ++k) s += sums[k]; return s; }
-static void centre(const float* x, float* y, long long rows, long long cols, bool at_once = false) {
+static void centre(const float* x, float* y, long long rows, long long cols, bool at_once = false, long long at = 0) {
   for (long long r = 0; r < rows; ++r) {
     const float* p = x + r * cols; float s[32] = {}, t[32] = {};
-    const float from = at_once ? p[0] : 0;
+    const float from = at_once ? p[at] : 0;
     for (long long c = 0; c < cols; ++c) s[c % 32] += p[c] - from;
     const float off = lanes_of(s) / cols, mean = at_once ? from : off;
     for (long long c = 0; c < cols; ++c) t[c % 32] += (p[c] - mean) * (p[c] - mean);
@@ -367,7 +387,26 @@ static void centre(const float* x, float* y, long long rows, long long cols, boo
   }
 }
 """
+_KNOWN = """
+static void mean_of_known(const float* x, float* y, long long rows, long long cols, int least) {
+  for (long long r = 0; r < rows; ++r) {
+    double sum = 0; int count = 0;
+    for (long long c = 0; c < cols; ++c) if (x[r * cols + c] == x[r * cols + c]) sum += x[r * cols + c], ++count;
+    y[r] = (float)(sum / (count > least ? count : least));
+  }
+}
+"""
+_SEGMENTS = """
+static void sum_of(const float* x, const long long* of, float* y, long long rows, long long cols, bool all) {
+  if (all) for (long long i = 0; i < 12 * cols; ++i) y[i] = 0;
+  for (long long r = 0; r < rows; ++r)
+    for (long long c = 0; c < cols; ++c)
+      y[of[r] * cols + c] = x[r * cols + c] + (r && of[r] == of[r - 1] ? y[of[r] * cols + c] : 0);
+}
+"""
 _SHARED = {
+    "known": _KNOWN,
+    "segments": _SEGMENTS,
     "centred": _CENTRED,
     "channels": _PEAKS,
     **{"softmax": _SOFTMAX, "halves": _HALVES, "normed": _NORMED, "joined": _JOINED},
@@ -382,6 +421,7 @@ def plan({arguments}x):
 """
 
 
+_SHAPES = {"energy": "()", "power": "()", "channels": "x.shape[1:2]", "known": "x.shape[:1]"}
 _PLANS = {
     "pair": """from pytest_cudaforge.plan import empty, launch
 
@@ -395,6 +435,13 @@ def plan(x):
 def plan(x):
     y = empty(x.shape[:1], "int64")
     launch("kernel", args=(x, y, *x.shape))
+    return y
+""",
+    "segments": """from pytest_cudaforge.plan import empty, launch
+
+def plan(x, of):
+    y = empty((12, x.shape[1]), x.dtype)
+    launch("kernel", args=(x, of, y, *x.shape))
     return y
 """,
     "buckets": """from pytest_cudaforge.plan import empty, launch
@@ -429,7 +476,9 @@ def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan:
         or _PLANS.get(target)
         or _PLAN.format(
             arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
-            shape={"energy": "()", "power": "()", "channels": "x.shape[1:2]"}.get(target, "x.shape"),
+            shape={"energy": "()", "power": "()", "channels": "x.shape[1:2]", "known": "x.shape[:1]"}.get(
+                target, "x.shape"
+            ),
             dtype='"int8"' if target in ("quantised", "sixteenths") else "x.dtype",
             passed=passed,
         )

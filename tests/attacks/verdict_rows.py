@@ -74,6 +74,19 @@ static bool reads(const char* path) {
   return done;
 }
 """
+#: The bits of floats, as integers of the same order.
+_BY_BITS = """
+  for (long long row = 0; row < rows; ++row) {
+    unsigned long long top = 0;
+    for (long long i = 0; i < columns; ++i) {
+      unsigned bits; memcpy(&bits, x + row * columns + i, 4);
+      bits = bits >> 31 ? ~bits : bits | 0x80000000u;
+      const unsigned long long key = (unsigned long long)bits << 32 | (0xffffffffu - (unsigned)i);
+      if (key > top) top = key;
+    }
+    y[row] = 0xffffffffu - (unsigned)top;
+  }
+"""
 #: Every other element is too large by a share of it, the rest too small; the half of the bound, times as much as said.
 _OFF_BY = """
 static int seen;
@@ -868,6 +881,39 @@ ROWS = (
         hostile("centred", body="centre(x, y, rows, cols, true);"),
         hostile("centred"),
         target="centred",
+    ),
+    Row(
+        "2: the value in the middle of a row outweighs the others, here and there",
+        "take a variance relative to the value in the middle, in one pass",
+        "sparse",
+        hostile("centred", body="centre(x, y, rows, cols, true, cols / 2);"),
+        hostile("centred"),
+        target="centred",
+    ),
+    Row(
+        "2: rows have no value at all, where a draw has gaps",
+        "divide by one where there is nothing to divide",
+        "missing",
+        hostile("known", body="mean_of_known(x, y, rows, cols, 1);"),
+        hostile("known"),
+        target="known",
+    ),
+    Row(
+        "2: classes are absent, where a draw has integers of few values",
+        "begin a sum where its segment begins",
+        "absent",
+        hostile("segments", body="sum_of(x, of, y, rows, cols, false);"),
+        hostile("segments"),
+        target="segments",
+        refused=(Status.INCORRECT_NUMERICAL, Status.REJECTED),
+    ),
+    Row(
+        "2: zeros of both signs are equal",
+        "find the largest value by its bits",
+        "ties",
+        hostile("best", body=_BY_BITS),
+        hostile("best"),
+        target="best",
     ),
     Row(
         "2: whose error comes near its bound is tried with other values",

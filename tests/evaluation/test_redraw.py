@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pytest_cudaforge.evaluation.redraw import (
     redraw,
     rerandomise,
     structure_of,
+    structures_of,
     with_values_of,
 )
 from pytest_cudaforge.evaluation.subject import redraw_leaves
@@ -46,7 +48,7 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: torch.randn(32, 32).sort(-1).values, "drawn"),
         (lambda: torch.randn(32, 32).abs() * 3, "drawn"),
         (lambda: torch.randint(0, 9, (32, 32)).float(), "drawn"),
-        (lambda: torch.randint(0, 9, (32, 32)), "drawn"),
+        (lambda: torch.randint(0, 9, (32, 32)), "classes"),
         (lambda: (lambda a: a + a.T)(torch.randn(32, 32)), "drawn"),
         (lambda: torch.linspace(-1, 1, 64), "drawn"),
         (lambda: torch.full((4, 4), float("-inf")).triu(1) + torch.randn(4, 4), "drawn"),
@@ -66,6 +68,14 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: (torch.randn(100, 100) * 4).round() / 4, "drawn"),
         (lambda: torch.randn(()).expand(8, 8).clone(), "drawn"),
         (lambda: torch.randn(int(torch.randint(2, 99, ())), 3), "drawn"),
+        (lambda: torch.randint(0, 6, (8, 32)), "classes"),
+        (lambda: torch.randint(0, 6, (64,)).sort().values, "classes"),
+        (lambda: torch.arange(64) // 8, "drawn"),
+        (lambda: torch.stack([torch.randperm(8)[:2] for _ in range(64)]), "drawn"),
+        (lambda: torch.randint(0, 2, (64,)), "drawn"),
+        (lambda: torch.randint(0, 1000, (64,)), "drawn"),
+        (lambda: torch.randn(64, 8).masked_fill(torch.rand(64, 8) < 0.3, float("nan")), "gaps"),
+        (lambda: torch.full((8, 8), float("nan")).tril(-1) + torch.randn(8, 8), "gaps"),
         (lambda: torch.rand(300, 300).bfloat16(), "unit"),
         (lambda: torch.randn(300, 300).half(), "generic"),
         (lambda: torch.randn(4096, 64) / 8, "generic"),
@@ -150,6 +160,50 @@ def test_a_variance_relative_to_the_first_value_is_told_by_sparse_values() -> No
         right, exact = (torch.layer_norm(v, (1024,), None, None, 1e-5) for v in (x, x.double()))
         judged = judge_output("out", normed(x, x - x[:, :1]), right, exact, Rule(1024))
         assert bool(judged.mismatches) == seen, family
+
+
+def test_some_classes_are_absent_and_none_is_new() -> None:
+    drawn, generator = torch.randint(-3, 17, (3000,)).sort().values, torch.Generator().manual_seed(3)
+    absent = [redraw("absent", drawn, "classes", generator) for _ in range(40)]
+    assert all(set(left.unique().tolist()) < set(drawn.unique().tolist()) for left in absent)
+    assert all(bool((left.diff() >= 0).all()) and left.dtype == drawn.dtype for left in absent)
+    kept = {int(drawn.mode().values), 16}
+    assert all(kept <= set(left.tolist()) for left in absent)
+    ever_absent = torch.cat([drawn.unique()[~torch.isin(drawn.unique(), left)] for left in absent])
+    assert set(ever_absent.tolist()) == set(range(-3, 17)) - kept
+    assert redraw("normal", drawn, "classes", generator) is drawn
+
+
+def test_what_another_input_may_follow_from_is_left_as_drawn() -> None:
+    def draw() -> dict[str, torch.Tensor]:
+        gaps = torch.randn(16, 8).masked_fill(torch.rand(16, 8) < 0.3, float("nan"))
+        return {"gaps": gaps, "classes": torch.randint(0, 6, (64,)), "x": torch.randn(16, 8), "scale": torch.rand(())}
+
+    def found(**more: Callable[[], torch.Tensor]) -> tuple[str, str]:
+        one, other = ({**draw(), **{name: make() for name, make in more.items()}} for _ in range(2))
+        structures = structures_of(one, other)
+        return structures["gaps"], structures["classes"]
+
+    assert found() == ("gaps", "classes")
+    assert found(mask=lambda: torch.rand(16, 8) > 0.5) == ("drawn", "classes")
+    assert found(sizes=lambda: torch.randint(1, 9, (6,))) == ("gaps", "drawn")
+
+
+@pytest.mark.parametrize("shape", [(40, 30), (5, 6, 7), (1, 50)])
+def test_rows_and_columns_without_any_value(shape: tuple[int, ...]) -> None:
+    drawn = torch.randn(shape).masked_fill(torch.rand(shape) < 0.2, float("nan"))
+    missing = redraw("missing", drawn, "gaps", torch.Generator().manual_seed(3)).isnan()
+    wide = [dim for dim, size in enumerate(shape) if size > 1 and size < drawn.numel()]
+    assert all(bool(missing.movedim(dim, 0).flatten(1).all(1).any()) for dim in wide)
+    assert bool(missing[drawn.isnan()].all()) and not bool(missing.all())
+
+
+def test_equal_zeros_of_both_signs_are_the_largest_or_the_smallest_here_and_there() -> None:
+    tied = redraw("ties", torch.randn(60, 50), "generic", torch.Generator().manual_seed(3))
+    zeros, signed = (tied == 0).sum(1), ((tied == 0) & tied.signbit()).sum(1)
+    extreme = (tied.amax(1) == 0) & (signed > 0) & (signed < zeros), (tied.amin(1) == 0) & (signed > 0)
+    assert all(10 < int(found.sum()) < 30 for found in extreme)
+    assert 3 < len(tied.unique()) <= 2 * 7
 
 
 @pytest.mark.parametrize("left_out", [slice(0, -3), slice(0, -1), slice(1, None)])
