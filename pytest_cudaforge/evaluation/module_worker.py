@@ -93,8 +93,9 @@ _IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
 _FRESH_NS = 400_000_000
 #: How long instances are made, and how many at most, until one lies where another lay.
 _CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
-#: Objects of Python's that are made until one lies at a place that has just become free.
-_MOST_FILLERS = 1 << 14
+#: Objects of Python's that are made until one lies at a place that has just become free: more than had been free
+#: before, which come first where the place's neighbours had gone earlier.
+_MOST_FILLERS = 1 << 18
 #: Before anybody can change them.
 _sleep, _clock = time.sleep, time.perf_counter_ns
 #: Some 5 ms: longer than host code takes from forward's first line to its last launch.
@@ -572,7 +573,7 @@ class _Service:
         written = [self._torch.full_like(tensor, _WRITTEN) for tensor in alike]
         del written
         if how == "alone":
-            self._construct(self._fillers(number))
+            self._construct_at(number)
             return
         until = _clock() + _CONSTRUCTING_NS
         elsewhere: list[Any] = []
@@ -583,6 +584,14 @@ class _Service:
             if _clock() > until or len(elsewhere) == _MOST_ELSEWHERE:
                 return
             elsewhere.append(self._model)
+
+    def _construct_at(self, number: int) -> None:
+        until = _clock() + 4 * _CONSTRUCTING_NS
+        self._construct(self._fillers(number))
+        # What is made on the way to an object may take its place for a moment.
+        while id(self._model) != number and _clock() < until:
+            del self._model, self._state
+            self._construct(self._fillers(number))
 
     def _fillers(self, number: int) -> list[Any]:
         """Objects of the class until one lies at this place: when that one goes, its place is Python's next."""

@@ -728,7 +728,7 @@ ROWS = (
         "2: the value of a mask does not widen the bound for the others",
         "scale the scores that are not masked by a little more",
         "norms",
-        hostile("masked", body="for (long long i = 0; i < n; ++i) y[i] = i % 48 > i / 48 ? -1e9f : x[i] * 0.125001f;"),
+        hostile("masked", body="for (long long i = 0; i < n; ++i) y[i] = i % 48 > i / 48 ? -1e9f : x[i] * 0.1250005f;"),
         hostile("masked"),
         target="masked",
         words="is too large",
