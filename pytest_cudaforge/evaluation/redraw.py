@@ -394,10 +394,14 @@ def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.G
     """The first and the last elements, and one of each of some samples, channels and rows, so far out that none of
     them can be left out, and no further than "large" is (``most``)."""
     flat = values.view(-1)
-    for dim in range(1, values.dim()) if values.numel() else ():
+    # Of a sample the first one is its first row's as well: that of the most counts.
+    for dim in range(values.dim() - 1, 0, -1) if values.numel() else ():
         shape, rows = values.shape[dim:], values.view(-1, math.prod(values.shape[dim:]))
         share = min(_ENDS_SHARE, rows.shape[1] / _ENDS_LEAST)
-        chosen = torch.rand(len(rows), generator=generator, device=values.device).div(share).long()
+        # By turns, in a drawn order: of few rows each has another place.
+        period, order = int(1 / share), torch.randperm(len(rows), generator=generator, device=values.device)
+        offset = torch.randint(period, (), generator=generator, device=values.device)
+        chosen = (order + offset).remainder(period)
         for number, place in enumerate(_places(shape)):
             far = _far(rows[:, place], _FAR_OUT_ROOT * math.sqrt(rows.shape[1]), scale, most, generator)
             rows[:, place] = torch.where(chosen == number, far, rows[:, place])
