@@ -586,6 +586,7 @@ class _Service:
             elsewhere.append(self._model)
 
     def _construct_at(self, number: int) -> None:
+        """An instance whose ``id`` is this one, if Python's allocator can be brought to it."""
         until = _clock() + 4 * _CONSTRUCTING_NS
         self._construct(self._fillers(number))
         # What is made on the way to an object may take its place for a moment.

@@ -337,7 +337,7 @@ class OracleClient:
         return tuple(from_json(LintFinding, finding) for finding in found)
 
     def structures(self, target: Target, workload: str) -> dict[str, str]:
-        """By input path: "generic", "unit" or "drawn" (see :mod:`pytest_cudaforge.evaluation.redraw`)."""
+        """By input path: a ``Structure`` of :mod:`pytest_cudaforge.evaluation.redraw`."""
         args = {"target": to_json(target), "workload": workload}
         try:
             found: dict[str, str] = self.request("structures", **args)

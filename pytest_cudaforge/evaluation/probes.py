@@ -393,7 +393,7 @@ class Prober:
             yield run
 
     def _begun(self) -> ModuleWorker:
-        """Raises Refusal where what was drawn is wrong all of a sudden."""
+        """A fresh worker that has made a call that was drawn. Raises Refusal where that is wrong all of a sudden."""
         with contextlib.ExitStack() as unless_right:
             worker = self.benches.started(self.product)
             unless_right.callback(worker.close)

@@ -302,7 +302,9 @@ _LOWERED_SHARE = 4
 #: How many elements at either end of a tensor are far out in "sparse"; and the first one of one row in so many, the
 #: last one of as many others, and so on, if that is not more than one element in so many.
 _ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
-#: How far, at least, and for each element of the tensor or the row: a mean of the magnitudes of n may be off by 7e-6 n
+#: A permutation of so many takes no time.
+_FEW_ROWS = 4096
+#: How far, at least, and for each element of the tensor at its ends: a mean of the magnitudes of n may be off by 7e-6 n
 #: of their standard deviations.
 _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 #: How far one of n elements is, for their root: its square is half of what theirs come to in all, whatever n. A
@@ -398,16 +400,21 @@ def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.G
     for dim in range(values.dim() - 1, 0, -1) if values.numel() else ():
         shape, rows = values.shape[dim:], values.view(-1, math.prod(values.shape[dim:]))
         share = min(_ENDS_SHARE, rows.shape[1] / _ENDS_LEAST)
-        # By turns, in a drawn order: of few rows each has another place.
-        period, order = int(1 / share), torch.randperm(len(rows), generator=generator, device=values.device)
-        offset = torch.randint(period, (), generator=generator, device=values.device)
-        chosen = (order + offset).remainder(period)
+        chosen = _turns(len(rows), int(1 / share), generator, values.device)
         for number, place in enumerate(_places(shape)):
             far = _far(rows[:, place], _FAR_OUT_ROOT * math.sqrt(rows.shape[1]), scale, most, generator)
             rows[:, place] = torch.where(chosen == number, far, rows[:, place])
     for end in (flat[:_ENDS], flat[-_ENDS:]):
         end.copy_(_far(end, _FAR_OUT_EACH * len(flat), scale, most, generator))
     return values
+
+
+def _turns(count: int, period: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """A number below ``period`` for each of so many rows; of few rows each has another one, in a drawn order."""
+    if count > _FEW_ROWS:
+        return torch.randint(period, (count,), generator=generator, device=device, dtype=torch.int16)
+    offset = torch.randint(period, (), generator=generator, device=device)
+    return (torch.randperm(count, generator=generator, device=device) + offset).remainder(period)
 
 
 def _places(shape: Sequence[int]) -> list[int]:

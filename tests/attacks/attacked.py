@@ -476,9 +476,7 @@ def hostile(target: str = "waves", body: str = "HONEST", before: str = "", plan:
         or _PLANS.get(target)
         or _PLAN.format(
             arguments="module, " if "module" in passed else "z, " if "(z" in passed else "",
-            shape={"energy": "()", "power": "()", "channels": "x.shape[1:2]", "known": "x.shape[:1]"}.get(
-                target, "x.shape"
-            ),
+            shape=_SHAPES.get(target, "x.shape"),
             dtype='"int8"' if target in ("quantised", "sixteenths") else "x.dtype",
             passed=passed,
         )
