@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
+from pytest_cudaforge.evaluation.contract import ROUNDING
 from pytest_cudaforge.evaluation.correctness import (
     TOLERANCES,
     Judgement,
@@ -73,7 +74,8 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None. ``advanced``: what the
-    reference's forward writes of its state is as a call on the same inputs left it. ``others``: as of ``Weights``.
+    reference's forward writes of its state is as so many calls left it, and of its inputs as the first one did where
+    it was the only one. ``others``: as of ``Weights``.
     """
 
     seed: int
@@ -158,13 +160,11 @@ _LEFT_ALONE = "is left as it was: the reference writes it, the candidate does no
 #: What a wrong place of an extreme may come of.
 _ANY_PLACE = "; of equal values the first is the answer, or any of them where the target declares index_outputs"
 
-#: What rounding adds up to: of few different values it all goes one way, in honest sums that come one after another.
-_ROUNDING = frozenset({"values", "slice", "bias"})
-
 
 def _among_ties(judged: Judgement) -> Judgement:
-    """What "ties" are drawn for: whole numbers, and all else that is no matter of rounding."""
-    told = [mismatch for mismatch in judged.mismatches if mismatch.kind not in _ROUNDING]
+    """What "ties" are drawn for: whole numbers, and all else that is no matter of rounding: of few different values it
+    all goes one way, in honest sums that come one after another."""
+    told = [mismatch for mismatch in judged.mismatches if mismatch.kind not in ROUNDING]
     whole = [replace(m, detail=m.detail + _ANY_PLACE) if m.kind == "integer" else m for m in told]
     return replace(judged, error_ratio=None, bound=None, mismatches=tuple(whole))
 
@@ -266,8 +266,8 @@ class Bench:
     def fill(self, frame: int, case: Case, poison: int) -> None:
         """Draw the case's values into the frame, poison outputs, scratch and red zones, and set the weights."""
         target = self.frames[frame]
-        if target.case != case:
-            same = next((f for f in self.frames.values() if f.case == case), None)
+        if target.case != case or case.advanced:
+            same = next((f for f in self.frames.values() if f.case == case and not case.advanced), None)
             if same is None:
                 # Gigabytes of the case before must be gone before new ones are drawn.
                 target.inputs, self._expected = {}, None
@@ -281,6 +281,19 @@ class Bench:
         target.held = {}
         self._zones.write(ZONES[poison % len(ZONES)])
         self._synchronise()
+
+    def follow(self, frame: int) -> bool:
+        """Judge the frame from now on as after one more call, on what the first one left of inputs and state; nothing
+        is written. False, and all is as it was, where inputs that the reference has written may be none for it."""
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before a call follows"
+        before = replace(target)
+        target.case, self._expected, target.held = replace(target.case, advanced=1), None, {}
+        if self._advance(target):
+            return True
+        self.frames[frame] = before
+        self._set_subject(before.case or target.case)
+        return False
 
     def fill_all(
         self, seeds: Sequence[int], poison: int, weights_seed: int | None = None, kept: tuple[str, ...] = ()
@@ -416,13 +429,18 @@ class Bench:
             self._write_inputs(frame)
         self._synchronise()
 
-    def _advance(self, frame: _Frame) -> None:
+    def _advance(self, frame: _Frame) -> bool:
+        """Let the reference make the calls before. False where its inputs are as drawn although it writes them."""
         case = frame.case
         assert case is not None, "a frame has a case before it is filled"
         self.subject.set_weights(case.weights)
         before = self._written_state()
-        self._run_on(frame.inputs, frame.tree)
+        left = self._run_on(frame.inputs, frame.tree)
         first, state = self._written_state(), dict[str, Tensor]()
+        as_left = case.advanced == 1 and self._goes_on_from(frame, left)
+        if as_left:
+            frame.inputs = {**frame.inputs, **left}
+        self.subject.put_state(first)  # that was tried
         # Who counts, or keeps places, may come to an end: nobody promised as many calls.
         # On a GPU a place behind the last one ends the process; here it is an exception.
         counts = any(tensor.dtype in WHOLE for tensor in first.values()) and self.device.type != "cpu"
@@ -434,6 +452,27 @@ class Bench:
         tame = state and all(_size_of(tensor) <= _GROWN * max(1.0, _size_of(first[p])) for p, tensor in values.items())
         state = state if tame else first
         self._advanced = {path: value for path, value in state.items() if path not in case.kept}
+        return as_left
+
+    def _goes_on_from(self, frame: _Frame, left: Mapping[str, Any]) -> bool:
+        """Are the inputs that a call wrote such that another can be made on them? Nobody promised that for places,
+        which may come to an end, nor for what grows from call to call."""
+        for path, value in left.items():
+            drawn = frame.inputs[path]
+            if not isinstance(value, Tensor) or not isinstance(drawn, Tensor):
+                return False
+            if value.dtype in WHOLE and self.device.type != "cpu":
+                return False  # a place behind the last one ends the process there
+            wild = value.dtype not in (torch.bool, *WHOLE) and _size_of(value) > _GROWN * max(1.0, _size_of(drawn))
+            if wild or (value.is_floating_point() and bool(value.isnan().any())):
+                return False
+        try:
+            self._run_on({**frame.inputs, **left}, frame.tree)
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return False
+        return True
 
     def _go_on(self, case: Case) -> bool:
         """Further calls, on other values than the one to come: what follows them need not differ from their own. False
@@ -454,11 +493,13 @@ class Bench:
                 break
         return True
 
-    def _run_on(self, inputs: Mapping[str, Any], tree: Any) -> None:
-        """The reference, on what it may write into; its state goes on."""
+    def _run_on(self, inputs: Mapping[str, Any], tree: Any) -> dict[str, Any]:
+        """The reference, on what it may write into; its state goes on. The inputs that it writes, as they are then."""
         mutates = self.subject.mutates(self.workload)
         inputs = self.subject.completed(dict(inputs), tree)
-        self._run_reference(tree, {p: v.clone() if f"input/{p}" in mutates else v for p, v in inputs.items()})
+        leaves = {p: v.clone() if f"input/{p}" in mutates else v for p, v in inputs.items()}
+        self._run_reference(tree, leaves)
+        return {p: v for p, v in leaves.items() if f"input/{p}" in mutates}
 
     def _written_state(self) -> dict[str, Tensor]:
         mutates = self.subject.mutates(self.workload)

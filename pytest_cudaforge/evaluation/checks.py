@@ -178,13 +178,16 @@ def repeated(bout: Bout) -> None:
 
 
 def later_calls(bout: Bout) -> None:
-    """Where forward writes its state, from the state that the reference's first call leaves: a counter that is set to
-    one, and what is derived from the state as constructed, is right in a first call only. Then from what some hundreds
-    of the reference's calls leave: a table that is full, a correction that wears off."""
-    if not any(path.startswith("state/") for path in bout.mutated):
+    """Where forward writes its state or its inputs, from what the reference's first call leaves: a counter that is set
+    to one, what is derived from the state as constructed, and who leaves its answer away where a cache holds the new
+    entry already, is right in a first call only. Then from the state that some hundreds of the reference's calls leave:
+    a table that is full, a correction that wears off."""
+    if not bout.mutated:
         return
-    later = (("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS)
-    for name, calls in (("a second call", 1), *later):
+    later = [("a second call", 1)]
+    if any(path.startswith("state/") for path in bout.mutated):
+        later += [("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS]
+    for name, calls in later:
         case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed, advanced=calls)
         bout.require(bout.trial(name, case))
 
@@ -193,6 +196,13 @@ def one_after_another(bout: Bout) -> None:
     """New values in two frames, then a call in each without a pause, as a model makes them: a kernel that takes quick
     calls for a clock's, or keeps something from one to the next, is right in all other trials."""
     bout.require(bout.trial("one after another"), bout.run.one_after_another)
+
+
+def twice(bout: Bout) -> None:
+    """Where forward writes its inputs or its state: a second call right behind the first, on what that left. A kernel
+    that takes it for a clock's, which nobody looks at, is right in all other trials."""
+    if bout.mutated:
+        bout.require(bout.trial("a second call right behind the first"), bout.run.twice)
 
 
 def changed(bout: Bout) -> None:
@@ -411,6 +421,7 @@ CHECKS = (
     Check("repeated", repeated),
     Check("leaks", leaks),
     Check("later calls", later_calls, mutating=True),
+    Check("twice", twice, mutating=True),
     Check("one after another", one_after_another),
     Check("kept answers", kept_answers, of="module"),
     Check("weights one by one", weights_one_by_one, of="module"),

@@ -11,7 +11,19 @@ from pytest_cudaforge.evaluation.cases import tree_leaves
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View, overlap
 from pytest_cudaforge.records import Mismatch, Status, Work, WorkloadFacts
 
-__all__ = ["OVERLAPS", "CallProfile", "compare_structure", "is_library", "label_of", "label_of_call", "status_of"]
+__all__ = [
+    "OVERLAPS",
+    "ROUNDING",
+    "CallProfile",
+    "compare_structure",
+    "is_library",
+    "label_of",
+    "label_of_call",
+    "status_of",
+]
+
+#: Kinds of mismatches that rounding may add up to.
+ROUNDING = frozenset({"values", "slice", "bias"})
 
 #: ATen operators that a kernel may well leave to a library: products, convolutions, attention and copies.
 _LIBRARY_OPS = frozenset(

@@ -134,8 +134,8 @@ class EventClock:
     ) -> list[int]:
         """``samples`` times in ns, rotating over ``bounds``; then the largest lateness in ns and the exposed count.
 
-        ``warm``: run each of ``bounds`` once before, untimed. ``probed``: as many times of the probe follow, one taken
-        after each of the others.
+        ``warm``: run each of ``bounds`` once before, untimed; without it none is run again where the host came late.
+        ``probed``: as many times of the probe follow, one taken after each of the others.
         """
         self._provide_flush(flush_bytes)
         if probed and not self._probes:
@@ -150,6 +150,8 @@ class EventClock:
             taken_ns, late, hidden = self._one(bounds[index % len(bounds)])
             while not hidden and self._spin_ns < _MAX_SPIN_NS:
                 self._spin_ns *= 2
+                if not warm:
+                    break
                 taken_ns, late, hidden = self._one(bounds[index % len(bounds)])
             times_ns.append(taken_ns)
             late_ns = max(late_ns, late)

@@ -86,13 +86,15 @@ def lag_of(rounds: Sequence[Round], call_ns: float) -> float:
 
 
 def single_of(rounds: Sequence[Round], call_ns: float, spare_ns: float) -> float:
-    """How many times ``call_ns`` a call takes in a pass; 1.0 and less within noise. ``spare_ns`` of it are not the
-    kernel's (:func:`pass_share_ns`; 0 by device events, which see nothing but the call).
+    """How many times ``call_ns`` a call takes in a pass over new values; 1.0 and less within noise. ``spare_ns`` of it
+    are not the kernel's (:func:`pass_share_ns`; 0 by device events, which see nothing but the call).
 
     A kernel may do its work on the first visits after a change only, so that both passes of a round take long, and a
-    module's own host code could skip calls of a long run whose answers nobody fetches. In a pass neither can rest.
+    module's own host code could skip calls of a long run whose answers nobody fetches. In a pass neither can rest. One
+    that remembers answers may do without them in some passes, drawn by lot, so that no round differs: new values take
+    their time all the same, and no pass over others says anything for it.
     """
-    return (min(min(r.new_ns, r.seen_ns) for r in rounds) - spare_ns) / max(call_ns, 1.0)
+    return (min(r.new_ns for r in rounds) - spare_ns) / max(call_ns, 1.0)
 
 
 def doubtful_above(limit: float, slack_ns: float, call_ns: float) -> float:

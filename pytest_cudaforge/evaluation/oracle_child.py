@@ -237,6 +237,9 @@ class _Oracle:
     def do_rewrite(self, bench: int) -> Any:
         self.benches[bench].rewrite()
 
+    def do_follow(self, bench: int, frame: int) -> Any:
+        return self.benches[bench].follow(frame)
+
     def do_mutates(self, target: Any, workload: str) -> Any:
         subject = self.of_workload(target, workload)
         return [*sorted(subject.mutates(workload)), *([FOLLOWS_STATE] if subject.follows_state(workload) else [])]
@@ -331,8 +334,13 @@ class _Oracle:
     def do_writing_ns(self, rotation: int, answers: int) -> Any:
         return self.rotations[rotation].writing_ns(answers)
 
-    def do_time_events(self, rotation: int, party: str, samples: int, flush_bytes: int, probed: bool = False) -> Any:
-        return self.rotations[rotation].time_events(party, samples, flush_bytes, probed=probed)
+    def do_time_events(
+        self, rotation: int, party: str, samples: int, flush_bytes: int, probed: bool = False, warm: bool = True
+    ) -> Any:
+        return self.rotations[rotation].time_events(party, samples, flush_bytes, probed=probed, warm=warm)
+
+    def do_redraw_sets(self, rotation: int, seed: int) -> Any:
+        self.rotations[rotation].redraw(seed)
 
     def do_end_rotation(self, rotation: int) -> Any:
         self.rotations.pop(rotation, None)

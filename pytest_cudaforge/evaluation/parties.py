@@ -204,9 +204,8 @@ def baseline_party(oracle: OracleClient, rotation: int, name: str, *, clock: Clo
     if clock == "events":
 
         def sample(count: int, warm: bool, probed: bool) -> EventTimes:
-            found = oracle.request(
-                "time_events", rotation=rotation, party=name, samples=count, flush_bytes=flush_bytes, probed=probed
-            )
+            asked = {"samples": count, "flush_bytes": flush_bytes, "probed": probed, "warm": warm}
+            found = oracle.request("time_events", rotation=rotation, party=name, **asked)
             return EventTimes(*found)
 
         return EventParty(sample)

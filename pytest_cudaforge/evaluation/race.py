@@ -326,7 +326,7 @@ class Contest(Sitting):
             with self._diary.phase("blocks"):
                 deadline = time.monotonic() + self.pace.budget_s / self.pace.fewest
                 blocks = self._race_blocks(process, parties, calls, deadline)
-            if blocks and not self._writes_inputs():
+            if blocks:
                 with self._diary.phase("judging"):
                     self._check_timed_calls(process, table, parties, blocks)
             return blocks
@@ -410,5 +410,6 @@ class Contest(Sitting):
 
             self._check_new_values(table, candidate, candidate_ns, trusted_ns, slowdown)
         elif process <= 1:
-            self._check_touched(table, candidate)
+            if not self._goes_on:
+                self._check_touched(table, candidate)
             self._check_families(table, candidate)

@@ -37,6 +37,12 @@ class Rotation:
         #: By input set where each output of a call is copied to; nothing where no answers are fetched.
         self._places: list[dict[str, torch.Tensor]] = []
 
+    def redraw(self, seed: int) -> None:
+        """Other values in every input set, as drawn: calls that write their inputs leave others there."""
+        for number in range(len(self.sets)):
+            self.sets[number] = self.subject.draw(self.workload, seed + number)
+        self.position = 0
+
     @property
     def parties(self) -> list[str]:
         return list(self.calls)
@@ -113,9 +119,11 @@ class Rotation:
         with precision_flags(self.subject.options.precision), torch.no_grad():
             return function(*args, **kwargs)
 
-    def time_events(self, party: str, samples: int, flush_bytes: int, *, probed: bool = False) -> list[list[int]]:
+    def time_events(
+        self, party: str, samples: int, flush_bytes: int, *, probed: bool = False, warm: bool = True
+    ) -> list[list[int]]:
         """CUDA only: cold device time of one call per sample in ns, by the very clock that times candidates, and the
-        times of its probe, none where it is not ``probed``."""
+        times of its probe, none where it is not ``probed``. ``warm``: after a call on each input set."""
         bounds = [_TorchCall(self.calls[party], args, kwargs) for args, kwargs in self.sets]
         first, count = self.position, len(bounds)
         self.position = (first + samples) % count
@@ -123,7 +131,7 @@ class Rotation:
         with precision_flags(self.subject.options.precision), torch.no_grad(), torch.cuda.device(device):
             clock = _clock(device.index or 0)
             rotated = [bounds[(first + i) % count] for i in range(count)]
-            times: list[int] = clock.sample(rotated, samples, flush_bytes, probed=probed)
+            times: list[int] = clock.sample(rotated, samples, flush_bytes, warm=warm, probed=probed)
         return [times[:samples], times[samples + 2 :]]
 
 

@@ -22,7 +22,7 @@ from pytest_cudaforge.evaluation.cases import (
     output_leaves,
 )
 from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
-from pytest_cudaforge.evaluation.contract import compare_structure
+from pytest_cudaforge.evaluation.contract import ROUNDING, compare_structure
 from pytest_cudaforge.evaluation.module_plan import judged_plan
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient
@@ -50,6 +50,8 @@ _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 1500, 3, 0.1
 #: On busy cores calls look slow: so many are kept where that takes no longer.
 _ENOUGH_KEPT, _MOST_KEPT_S = 64, 1.0
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+#: How many times a single call's bound two calls may be off; how a module's own tensors are told.
+_TWICE_ROUNDED, _STATE = 8.0, ("parameter ", "buffer ", "attribute ")
 #: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
 _FRESH_CALLS = (24, 160)
 #: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
@@ -243,6 +245,25 @@ class Run:
         self.worker.run_many(sets, len(sets), timeout_s=self.hang_limit_s)
         check = self._judged(frames)
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in check.mismatches[:8])
+        return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
+
+    def twice(self, workload: str, trial: Trial) -> CaseResult:
+        """New values in a frame, two calls there by one request, and what the second one left. What the first one
+        rounded it may enlarge: only what is wrong by far counts."""
+        oracle, passed = self.oracle, CaseResult(workload, trial.name, True, True, None, None, ())
+        case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+        oracle.fill(self.bench, trial.frame, case, trial.poison)
+        if not oracle.follow(self.bench, trial.frame):
+            return passed
+        self._prepare(trial)
+        self.worker.run_many([self._bindings(trial.frame)], 2, timeout_s=self.hang_limit_s)
+        check = self._judged([trial.frame])
+        hosted = isinstance(self.worker, ModuleWorker)  # its state is its own, and shown after single calls
+        wrong = [m for m in check.mismatches if not (hosted and m.output.startswith(_STATE))]
+        by_far = (check.error_ratio or 0.0) > _TWICE_ROUNDED * (check.bound or 0.0)
+        if not by_far and all(m.kind in ROUNDING for m in wrong):
+            return passed
+        told = tuple(replace(m, detail=f"a second call right behind the first: {m.detail}") for m in wrong[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
 
     def kept_answers(self, trial: Trial) -> tuple[int, int, int]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from judged_targets import NORM_PLAN, TRIVIAL, find, norm, write_repo
+from switches import SWITCHES, without_checks
+from written_inputs import HELD, WRITTEN, cached_kernel
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
@@ -52,6 +54,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repo")
     write_repo(root)
     (root / "more.py").write_text(MORE + TRIVIAL)
+    (root / "written.py").write_text(WRITTEN)
     return root
 
 
@@ -204,3 +207,20 @@ def test_what_rests_on_weights_as_constructed_is_timed_on_others(
 
     monkeypatch.setattr(OracleClient, "fill_all", as_constructed)
     assert speed("*gain == 0") > 20 * twin
+
+
+def _cached_ns(evaluator: Evaluator, repo: Path, rest: str) -> float:
+    evaluation = evaluator.evaluate(cached_kernel(rest), find(repo, "::cached"))
+    assert evaluation.status is Status.PASSED and evaluation.timing is not None, evaluation.reason
+    assert ("seen before" in evaluation.timing.note) <= bool(rest)
+    return evaluation.timing.workloads[0].candidate.median_ns
+
+
+def test_a_kernel_that_rests_on_what_its_own_calls_left_is_timed_on_new_values(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest_ns = _cached_ns(evaluator, repo, "")
+    without_checks(monkeypatch, "later calls")  # verification's call on them refuses it
+    assert _cached_ns(evaluator, repo, HELD) > 0.5 * honest_ns
+    SWITCHES["novelty"](monkeypatch)
+    assert _cached_ns(evaluator, repo, HELD) < 0.2 * honest_ns

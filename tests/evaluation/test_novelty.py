@@ -55,11 +55,17 @@ def test_a_memory_shows_in_every_round() -> None:
 
 
 def test_a_pass_holds_every_call_to_its_time() -> None:
-    rounds = [Round(310, 305), Round(900, 300)]
+    rounds = [Round(300, 305), Round(900, 290)]
     assert single_of(rounds, 300.0, 0.0) == 1.0
     assert single_of(rounds, 3.0, 0.0) == 100.0  # rests on all but the first visits
     assert single_of(rounds, 300.0, pass_share_ns(256)) < 0  # lost in what a pass costs besides
     assert pass_share_ns(2) > pass_share_ns(4)
+
+
+def test_a_memory_that_is_not_used_in_some_passes_by_lot_shows_all_the_same() -> None:
+    rounds = [Round(900, 900), Round(910, 100), Round(905, 900)]
+    assert lag_of(rounds, 100.0) == 1.0
+    assert single_of(rounds, 100.0, 0.0) == 9.0
 
 
 def test_what_is_saved_below_the_limit_is_charged_where_a_pass_is_measured_well() -> None:
