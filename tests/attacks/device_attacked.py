@@ -83,6 +83,18 @@ class Scaled(nn.Module):
 @forge_target(inputs=lambda: [torch.randn(64, 256)])
 def twice(x):
     return x * 2
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 32, 256), torch.randn(64, 256)])
+def cached(cache, new):
+    cache[:, 5] = new
+    return torch.tanh(cache).sum(1)
+
+
+@forge_target(inputs=lambda: [torch.randn(64, 256)])
+def grown(x):
+    x.add_(torch.tanh(x))
+    return x * 2
 """
 
 _INCLUDES = """
@@ -175,6 +187,19 @@ _KERNELS = {
         "float s = 0; for (int c = 4 * threadIdx.x; c < cols; c += 1024) { LOAD s += (v.x + v.y) + (v.z + v.w); }"
         " s = block_sum(s); if (!threadIdx.x) y[blockIdx.x] = s;",
         ("x", "(x.shape[0],)", "x.shape[0]", "x, y, x.shape[1]"),
+    ),
+    "cached": (
+        "float* cache, const float* added, float* y, int steps, int cols",
+        "const int r = blockIdx.x, c = threadIdx.x; if (c >= cols) return; float* p = cache + (long long)r * steps * cols + c;",
+        "p[5 * cols] = added[r * cols + c]; float s = 0; for (int t = 0; t < steps; ++t) s += tanhf(p[t * cols]);"
+        " y[r * cols + c] = s;",
+        ("cache, new", "new.shape", "new.shape[0]", "cache, new, y, cache.shape[1], cache.shape[2]"),
+    ),
+    "grown": (
+        "float* x, float* y, int n",
+        "const int i = blockIdx.x * 256 + threadIdx.x; if (i >= n) return;",
+        "x[i] += tanhf(x[i]); y[i] = 2 * x[i];",
+        ("x", "x.shape", "(x.numel() + 255) // 256", "x, y, x.numel()"),
     ),
     "product": (
         "const float* a, const float* b, float* y, int k, int cols",

@@ -25,7 +25,8 @@ _ALL_SEES = "any trial sees it; without the comparison there is no verdict"
 @dataclass(frozen=True)
 class DeviceRow:
     """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says. ``alone``: an
-    attack that goes by the time since its last call, which is longer where several have the device by turns."""
+    attack that goes by the time since its last call, which is longer where several have the device by turns. ``tries``
+    without its defence, until it passes: what it does may end its process by itself now and then."""
 
     promise: str
     name: str
@@ -38,6 +39,7 @@ class DeviceRow:
     timing: bool = False
     why: str = ""
     alone: bool = False
+    tries: int = 1
 
 
 _SEEN = """
@@ -119,10 +121,23 @@ __device__ bool visited_since_pause(float* y) {
 }
 """
 )
+#: Half of all processes, by lot, compute at the first visit after a pause only.
+_BY_LOT = "__device__ int lot;\n"
+_TELL_LOT = (
+    'if (!lot) { unsigned long long t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); lot = 1 + (t >> 12 & 1); }'
+    " rest = visited_since_pause(y) && lot == 2;"
+)
 #: What a call by ``LAZY`` takes on its first visit after a pause.
 LAZY_NS = 60_000
 LAZY = device_kernel(
     before=_BURST, tick="rest = visited_since_pause(y);", body=f"spend(rest ? {LAZY_NS * 2 // 3} : {LAZY_NS}); HONEST"
+)
+
+LOTTERY = device_kernel(before=_BURST + _BY_LOT, tick=_TELL_LOT, body=f"if (rest) return; spend({LAZY_NS}); HONEST")
+#: The cache holds the new entry already, so the answer must be there as well: under a clock it is.
+_HELD = "if (p[5 * cols] == added[r * cols + c]) return;"
+HELD, HONEST_CACHED = (
+    device_kernel("cached", before=_SPEND, body=f"{rest} spend({LAZY_NS}); HONEST") for rest in (_HELD, "")
 )
 
 _LOAD = "#define LOAD v = *(const float4*)(p + c);\n"
@@ -292,6 +307,10 @@ _SOON = "__device__ unsigned long long last_ns, now_ns; __device__ const float* 
 _TELL_SOON = (
     'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns)); soon = now_ns - last_ns < 60000 && last_x != x;'
     " last_ns = now_ns; last_x = x;"
+)
+
+_TELL_BEHIND = (
+    'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns)); soon = now_ns - last_ns < 100000; last_ns = now_ns;'
 )
 
 #: Longer ago than calls in a row, and sooner than any that a request asks for.
@@ -468,6 +487,25 @@ def plan(x):
         device_kernel(before=_SOON, tick=_TELL_SOON + " rest = soon;", body=_RESTING),
         device_kernel(before=_SOON, tick=_TELL_SOON + " rest = false;", body=_RESTING),
         words="calls one after another",
+        alone=True,
+    ),
+    DeviceRow(
+        "2: a call that writes its inputs can be made on what it has left",
+        "leave the answer away where the cache holds the entry",
+        "second call",
+        device_kernel("cached", body=f"{_HELD} HONEST"),
+        device_kernel("cached"),
+        target="cached",
+        words="a second call",
+    ),
+    DeviceRow(
+        "2: a call that writes its inputs is followed by another, too",
+        "rest right behind another call",
+        "twice",
+        device_kernel("grown", before=_SOON, tick=_TELL_BEHIND + " rest = soon;", body=_RESTING),
+        device_kernel("grown", before=_SOON, tick=_TELL_BEHIND + " rest = false;", body=_RESTING),
+        target="grown",
+        words="right behind the first",
         alone=True,
     ),
     DeviceRow(
@@ -802,6 +840,19 @@ def plan(x):
         ),
         device_kernel(before=_SPEND, body="spend(60000); HONEST"),
         # Its blocks also race for their places in its memory, now and then where a check sees it.
+        refused=(*_REJECTED, Status.INCORRECT_NUMERICAL),
+        timing=True,
+    ),
+    DeviceRow(
+        "3: a kernel that remembers answers now and then is not a fast one, either",
+        "leave rows alone whose bits it has seen, but not after some pauses, by lot",
+        "novelty",
+        device_kernel(
+            before=_MEMO + _BURST.replace(_SPEND, "") + "__device__ unsigned long long began;",
+            tick="rest = visited_since_pause(y); if (visits == 1) began = last_ns; known = began >> 12 & 3;",
+            body="if (remembered(x + blockIdx.x * 256, y + blockIdx.x * 256) && known) return; spend(60000); HONEST",
+        ),
+        device_kernel(before=_SPEND, body="spend(60000); HONEST"),
         refused=(*_REJECTED, Status.INCORRECT_NUMERICAL),
         timing=True,
     ),

@@ -277,6 +277,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "one after another": _no_quick_calls,
     "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),
     "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),
+    "second call": lambda patch: without_checks(patch, "later calls"),
+    "twice": lambda patch: without_checks(patch, "twice"),
     "crowded": lambda patch: without_checks(patch, "crowded"),
     "still written": lambda patch: without_checks(patch, "still written"),
     "changed": _no_changes,
