@@ -274,7 +274,6 @@ MODULE_ROWS = (
         model("return twice(x, 32)", before=_PREFETCH),
         model("return twice(x, 0)", before=_PREFETCH),
         refused=(*_REJECTED, *_CRASH),
-        tries=4,  # memory may end behind an input that a check has put there
     ),
     _row(
         "2: inputs are what is there when the caller's stream comes to the call",

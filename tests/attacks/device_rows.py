@@ -25,8 +25,7 @@ _ALL_SEES = "any trial sees it; without the comparison there is no verdict"
 @dataclass(frozen=True)
 class DeviceRow:
     """``refused``: the verdict on the attack with every defence on. ``words``: what its reason says. ``alone``: an
-    attack that goes by the time since its last call, which is longer where several have the device by turns. ``tries``
-    without its defence, until it passes: what it does may end its process by itself now and then."""
+    attack that goes by the time since its last call, which is longer where several have the device by turns."""
 
     promise: str
     name: str
@@ -39,7 +38,6 @@ class DeviceRow:
     timing: bool = False
     why: str = ""
     alone: bool = False
-    tries: int = 1
 
 
 _SEEN = """
@@ -135,7 +133,11 @@ LAZY = device_kernel(
 
 LOTTERY = device_kernel(before=_BURST + _BY_LOT, tick=_TELL_LOT, body=f"if (rest) return; spend({LAZY_NS}); HONEST")
 #: The cache holds the new entry already, so the answer must be there as well: under a clock it is.
-_HELD = "if (p[5 * cols] == added[r * cols + c]) return;"
+_HELD = (
+    "bool held = true; for (int k = 0; k < gridDim.x; ++k)"
+    " held &= cache[((long long)k * steps + 5) * cols + c] == added[k * cols + c];"
+    " if (__syncthreads_and(held)) return;"
+)
 HELD, HONEST_CACHED = (
     device_kernel("cached", before=_SPEND, body=f"{rest} spend({LAZY_NS}); HONEST") for rest in (_HELD, "")
 )
