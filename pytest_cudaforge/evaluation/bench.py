@@ -74,8 +74,8 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None. ``advanced``: what the
-    reference's forward writes of its state is as so many calls left it, and of its inputs as the first one did where
-    it was the only one. ``others``: as of ``Weights``.
+    reference's forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of
+    ``Weights``.
     """
 
     seed: int
@@ -282,14 +282,14 @@ class Bench:
         self._zones.write(ZONES[poison % len(ZONES)])
         self._synchronise()
 
-    def follow(self, frame: int) -> bool:
-        """Judge the frame from now on as after one more call, on what the first one left of inputs and state; nothing
+    def follow(self, frame: int, calls: int) -> bool:
+        """Judge the frame from now on as after so many calls more, on what each one left of inputs and state; nothing
         is written. False, and all is as it was, where inputs that the reference has written may be none for it."""
         target = self.frames[frame]
-        assert target.case is not None, "a frame is filled before a call follows"
+        assert target.case is not None, "a frame is filled before calls follow"
         before = replace(target)
-        target.case, self._expected, target.held = replace(target.case, advanced=1), None, {}
-        if self._advance(target):
+        target.case, self._expected, target.held = replace(target.case, advanced=calls), None, {}
+        if self._advance(target, alike=True):
             return True
         self.frames[frame] = before
         self._set_subject(before.case or target.case)
@@ -429,30 +429,32 @@ class Bench:
             self._write_inputs(frame)
         self._synchronise()
 
-    def _advance(self, frame: _Frame) -> bool:
-        """Let the reference make the calls before. False where its inputs are as drawn although it writes them."""
+    def _advance(self, frame: _Frame, *, alike: bool = False) -> bool:
+        """Let the reference make the calls before, on other inputs or on ``alike`` ones. False where they are fewer, or
+        the inputs as drawn although it writes them."""
         case = frame.case
         assert case is not None, "a frame has a case before it is filled"
         self.subject.set_weights(case.weights)
         before = self._written_state()
         left = self._run_on(frame.inputs, frame.tree)
-        first, state = self._written_state(), dict[str, Tensor]()
-        as_left = case.advanced == 1 and self._goes_on_from(frame, left)
-        if as_left:
-            frame.inputs = {**frame.inputs, **left}
-        self.subject.put_state(first)  # that was tried
+        first = state = self._written_state()
         # Who counts, or keeps places, may come to an end: nobody promised as many calls.
         # On a GPU a place behind the last one ends the process; here it is an exception.
         counts = any(tensor.dtype in WHOLE for tensor in first.values()) and self.device.type != "cpu"
-        if case.advanced > 1 and not counts and self._go_on(case):
-            state = self._written_state()
+        made = case.advanced == 1
+        if not made and not counts and (further := self._go_on(frame, case, left, alike=alike)) is not None:
+            later = self._written_state()
+            # Nor that what grows from call to call does so for good.
+            values = {path: tensor for path, tensor in later.items() if tensor.dtype not in WHOLE}
+            if all(_size_of(tensor) <= _GROWN * max(1.0, _size_of(first[p])) for p, tensor in values.items()):
+                left, state, made = further, later, True
+        self.subject.put_state(state)
+        goes_on = self._goes_on_from(frame, left)
+        if goes_on:
+            frame.inputs = {**frame.inputs, **left}
         self.subject.put_state(before)
-        # Nor that what grows from call to call does so for good.
-        values = {path: tensor for path, tensor in state.items() if tensor.dtype not in WHOLE}
-        tame = state and all(_size_of(tensor) <= _GROWN * max(1.0, _size_of(first[p])) for p, tensor in values.items())
-        state = state if tame else first
         self._advanced = {path: value for path, value in state.items() if path not in case.kept}
-        return as_left
+        return made and goes_on
 
     def _goes_on_from(self, frame: _Frame, left: Mapping[str, Any]) -> bool:
         """Are the inputs that a call wrote such that another can be made on them? Nobody promised that for places,
@@ -467,31 +469,35 @@ class Bench:
             if wild or (value.is_floating_point() and bool(value.isnan().any())):
                 return False
         try:
-            self._run_on({**frame.inputs, **left}, frame.tree)
+            if left:
+                self._run_on({**frame.inputs, **left}, frame.tree)
         except TargetError as error:
             if is_fatal(error):
                 raise
             return False
         return True
 
-    def _go_on(self, case: Case) -> bool:
-        """Further calls, on other values than the one to come: what follows them need not differ from their own. False
-        where the reference makes no such number."""
-        history = [
-            self._draw(replace(case, seed=case.seed ^ (1 + number), family="drawn")) for number in range(_HISTORY)
-        ]
+    def _go_on(self, frame: _Frame, case: Case, left: dict[str, Any], *, alike: bool) -> dict[str, Any] | None:
+        """Further calls on what the one before has ``left`` of the inputs, the others other values than those to come,
+        for what follows them need not differ from their own, or ``alike``. What the last one left; None where the
+        reference makes no such number, or none of ``alike`` ones in time."""
+        history = [(frame.inputs, frame.tree)]
+        if not alike:
+            cases = [replace(case, seed=case.seed ^ (1 + number), family="drawn") for number in range(_HISTORY)]
+            history = [self._draw(other) for other in cases]
         began = time.monotonic()
         for number in range(1, case.advanced):
+            inputs, tree = history[number % len(history)]
             try:
-                self._run_on(*history[number % _HISTORY])
+                left = self._run_on({**inputs, **left}, tree)
             except TargetError as error:
                 if is_fatal(error):
                     raise
-                return False
+                return None
             # On busy cores calls look slow: the fewest are made where they do not take very long.
             if time.monotonic() - began > _HISTORY_S[number < _FEWEST]:
-                break
-        return True
+                return None if alike else left
+        return left
 
     def _run_on(self, inputs: Mapping[str, Any], tree: Any) -> dict[str, Any]:
         """The reference, on what it may write into; its state goes on. The inputs that it writes, as they are then."""

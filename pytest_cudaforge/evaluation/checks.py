@@ -27,7 +27,7 @@ from pytest_cudaforge.records import CaseResult, Status, Target
 __all__ = ["CHECKS", "Bout", "Check", "checks_for", "turns"]
 
 #: How many calls of the reference's there were before later ones: some, as what wears off may be nothing at last.
-_LATER_CALLS = ((300, 700), (4200, 9000))
+_LATER_CALLS = ((2, 9), (300, 700), (4200, 9000))
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {
@@ -180,14 +180,12 @@ def repeated(bout: Bout) -> None:
 def later_calls(bout: Bout) -> None:
     """Where forward writes its state or its inputs, from what the reference's first call leaves: a counter that is set
     to one, what is derived from the state as constructed, and who leaves its answer away where a cache holds the new
-    entry already, is right in a first call only. Then from the state that some hundreds of the reference's calls leave:
-    a table that is full, a correction that wears off."""
+    entry already, is right in a first call only. Then from what some, and some hundreds, of the reference's calls
+    leave: a table that is full, a correction that wears off."""
     if not bout.mutated:
         return
-    later = [("a second call", 1)]
-    if any(path.startswith("state/") for path in bout.mutated):
-        later += [("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS]
-    for name, calls in later:
+    later = [("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS]
+    for name, calls in (("a second call", 1), *later):
         case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed, advanced=calls)
         bout.require(bout.trial(name, case))
 
@@ -200,11 +198,11 @@ def one_after_another(bout: Bout) -> None:
     bout.require(bout.trial("one after another"), bout.run.one_after_another)
 
 
-def twice(bout: Bout) -> None:
-    """Where forward writes its inputs or its state: a second call right behind the first, on what that left. A kernel
-    that takes it for a clock's, which nobody looks at, is right in all other trials."""
+def in_a_row(bout: Bout) -> None:
+    """Where forward writes its inputs or its state: calls right behind each other, on what each one left. A kernel that
+    takes them for a clock's, which nobody looks at, is right in all other trials."""
     if bout.mutated:
-        bout.require(bout.trial("a second call right behind the first"), bout.run.twice)
+        bout.require(bout.trial("calls right behind the first"), bout.run.in_a_row)
 
 
 def changed(bout: Bout) -> None:
@@ -433,7 +431,7 @@ CHECKS = (
     Check("repeated", repeated),
     Check("leaks", leaks),
     Check("later calls", later_calls, mutating=True),
-    Check("twice", twice, mutating=True),
+    Check("in a row", in_a_row, mutating=True),
     Check("one after another", one_after_another, mutating=True),
     Check("kept answers", kept_answers, of="module", mutating=True),
     Check("weights one by one", weights_one_by_one, of="module", mutating=True),

@@ -434,6 +434,8 @@ class _Service:
             return self._run(asked["bindings"], late=asked["late"], write_over=asked["write_over"])
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
+            if asked["shows_state"]:
+                self._show_state(self._rotation[0])
         elif request.operation == _RUN_FRESH:
             return str(self._run_fresh(asked["bindings"], asked["calls"]))
         elif request.operation == _RUN_CHANGED:

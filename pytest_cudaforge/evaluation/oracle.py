@@ -73,8 +73,8 @@ class TrialCase:
     weights_seed: int | None = None
     #: State paths that stay as constructed whatever the seed: a module candidate has no tensor of that name.
     kept: tuple[str, ...] = ()
-    #: State that forward writes is as so many calls of the reference's left it: fewer where they take long, or where it
-    #: ceases to be finite. Inputs that it writes are as a single call left them.
+    #: State and inputs that forward writes are as so many calls of the reference's left them: fewer where they take
+    #: long, or where they cease to be finite.
     advanced: int = 0
     #: State paths whose values are those of another seed: as where a step changed these alone.
     others: tuple[str, ...] = ()
@@ -421,10 +421,10 @@ class OracleClient:
         """Write all filled frames' inputs once more, as they are; outputs keep what the last call left."""
         self.request("rewrite", bench=bench)
 
-    def follow(self, bench: int, frame: int) -> bool:
-        """Judge the frame from now on as after a second call, on what the first left of inputs and state; nothing is
-        written. False, and all is as it was, where the reference need not take what it has written."""
-        return bool(self.request("follow", bench=bench, frame=frame))
+    def follow(self, bench: int, frame: int, calls: int) -> bool:
+        """Judge the frame from now on as after so many calls more, on what each one left of inputs and state; nothing
+        is written. False, and all is as it was, where the reference need not take what it has written."""
+        return bool(self.request("follow", bench=bench, frame=frame, calls=calls))
 
     def mutates(self, target: Target, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes, and

@@ -237,8 +237,8 @@ class _Oracle:
     def do_rewrite(self, bench: int) -> Any:
         self.benches[bench].rewrite()
 
-    def do_follow(self, bench: int, frame: int) -> Any:
-        return self.benches[bench].follow(frame)
+    def do_follow(self, bench: int, frame: int, calls: int) -> Any:
+        return self.benches[bench].follow(frame, calls)
 
     def do_mutates(self, target: Any, workload: str) -> Any:
         subject = self.of_workload(target, workload)

@@ -51,8 +51,8 @@ _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 1500, 3, 0.1
 #: On busy cores calls look slow: so many are kept where that takes no longer.
 _ENOUGH_KEPT, _MOST_KEPT_S = 64, 1.0
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
-#: How many times a single call's bound two calls may be off; how a module's own tensors are told.
-_TWICE_ROUNDED, _STATE = 8.0, ("parameter ", "buffer ", "attribute ")
+#: Calls in a row, and how many times a single call's bound each of them may be off; how a module's tensors are told.
+_ROW, _ROUNDED, _STATE = (3, 12), 4.0, ("parameter ", "buffer ", "attribute ")
 #: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
 _FRESH_CALLS = (24, 160)
 #: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
@@ -250,24 +250,27 @@ class Run:
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in wrong[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
 
-    def twice(self, workload: str, trial: Trial) -> CaseResult:
-        """New values in a frame, two calls there by one request, and what the second one left. What the first one
-        rounded it may enlarge: only what is wrong by far counts."""
+    def in_a_row(self, workload: str, trial: Trial) -> CaseResult:
+        """New values in a frame, calls there by one request, and what the last one left. What one has rounded the next
+        may enlarge: only what is wrong by far counts."""
         oracle, passed = self.oracle, CaseResult(workload, trial.name, True, True, None, None, ())
         case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
         oracle.fill(self.bench, trial.frame, case, trial.poison)
-        if not oracle.follow(self.bench, trial.frame):
+        for calls in (secrets.SystemRandom().randint(*_ROW), 2):
+            if oracle.follow(self.bench, trial.frame, calls - 1):
+                break
+        else:
             return passed
         self._prepare(trial)
-        self.worker.run_many([self._bindings(trial.frame)], 2, timeout_s=self.hang_limit_s)
+        sets, limit_s = [self._bindings(trial.frame)], self.hang_limit_s
+        self.worker.run_many(sets, calls, timeout_s=limit_s, shows_state=True)
         check = self._judged([trial.frame])
-        hosted = isinstance(self.worker, ModuleWorker)  # its state is its own, and shown after single calls
-        wrong = [m for m in check.mismatches if not (hosted and _is_written_state(m))]
-        by_far = (check.error_ratio or 0.0) > _TWICE_ROUNDED * (check.bound or 0.0)
-        if not by_far and all(m.kind in ROUNDING for m in wrong):
+        by_far = (check.error_ratio or 0.0) > _ROUNDED * calls * (check.bound or 0.0)
+        if not by_far and all(m.kind in ROUNDING for m in check.mismatches):
             return passed
-        told = tuple(replace(m, detail=f"a second call right behind the first: {m.detail}") for m in wrong[:8])
-        return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
+        told = f"call number {calls}, right behind the first"
+        wrong = tuple(replace(m, detail=f"{told}: {m.detail}") for m in check.mismatches[:8])
+        return CaseResult(workload, trial.name, True, not wrong, check.error_ratio, check.bound, wrong)
 
     def kept_answers(self, trial: Trial) -> tuple[int, int, int]:
         """Calls on other values in random order, their answers kept: how many, how many of them changed, and how many

@@ -169,16 +169,18 @@ class Worker:
         timeout_s: float,
         first_set: int = 0,
         among: int | None = None,
+        shows_state: bool = False,
     ) -> int:
         """Run the main plan ``calls`` times, rotating over buffer ``sets`` from ``first_set`` on, then synchronise.
-        ``among``: over so many of them only, the first ones.
+        ``among``: over so many of them only, the first ones. ``shows_state``: what a module has written into its state
+        is where the oracle compares it afterwards, as a plan's always is.
 
         Returns the time in ns from sending the request to having the answer, by *this* process's clock; two call
         counts give the slope (T2n - Tn) / n. The first call with new sets also binds them: warm up first.
         """
         # The same object again: the worker has bound them, and to do so again would cost every request.
         plain = None if sets is self._sets else _plain(sets)
-        payload = {"sets": plain, "calls": calls, "first_set": first_set, "among": among}
+        payload = {"sets": plain, "calls": calls, "first_set": first_set, "among": among, "shows_state": shows_state}
         self._sets = sets
         started_ns = time.perf_counter_ns()
         self._ask(_RUN_MANY, payload, "timed calls", timeout_s)

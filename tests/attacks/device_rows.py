@@ -503,7 +503,7 @@ def plan(x):
     DeviceRow(
         "2: a call that writes its inputs is followed by another, too",
         "rest right behind another call",
-        "twice",
+        "in a row",
         device_kernel("grown", before=_SOON, tick=_TELL_BEHIND + " rest = soon;", body=_RESTING),
         device_kernel("grown", before=_SOON, tick=_TELL_BEHIND + " rest = false;", body=_RESTING),
         target="grown",

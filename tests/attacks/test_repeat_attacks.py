@@ -158,7 +158,7 @@ def test_state_that_is_right_after_the_first_call_only_is_refused_and_its_twin_p
 
 
 def test_without_the_second_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "later calls", "twice")
+    without_checks(monkeypatch, "later calls", "in a row")
     assert _counted(tmp_path, "*seen = 1")[0] is Status.PASSED
 
 
@@ -186,12 +186,12 @@ def test_without_a_call_on_what_another_left_it_would_pass(tmp_path: Path, monke
 def test_a_second_call_behind_the_first_is_no_clocks_and_the_twin_passes(tmp_path: Path) -> None:
     status, reason = _grown(tmp_path / "wrong", "true")
     assert status is Status.INCORRECT_NUMERICAL, reason
-    assert "a second call right behind the first" in reason
+    assert "right behind the first" in reason
     assert _grown(tmp_path / "right", "false")[0] is Status.PASSED
 
 
 def test_without_a_second_call_behind_the_first_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "twice")
+    without_checks(monkeypatch, "in a row")
     assert _grown(tmp_path, "true")[0] is Status.PASSED
 
 

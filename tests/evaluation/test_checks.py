@@ -35,6 +35,6 @@ def test_plans_and_modules_have_checks_of_their_own() -> None:
 
 def test_where_the_reference_writes_values_those_of_many_calls_are_not_judged() -> None:
     assert not {"repeated", "changed", "beside"} & set(_names(False, "cpu", mutates=True))
-    assert {"twice", "one after another", "aged"} <= set(_names(False, "cpu", mutates=True))
+    assert {"in a row", "one after another", "aged"} <= set(_names(False, "cpu", mutates=True))
     assert {"instances", "weights one by one", "kept answers"} <= set(_names(True, "cpu", mutates=True))
     assert {"later calls", "sealed", "guarded", "thread counts"} <= set(_names(False, "cpu", mutates=True))
