@@ -365,22 +365,29 @@ class Bench:
             inputs, tree = self._draw(case)
         self._set_subject(case)
         inputs = self.subject.completed(inputs, tree)
-        named = ((f"f{frame}/input/{path}", value) for path, value in inputs.items())
-        found = [piece for region, value in named for piece in self._pieces(region, value)]
+        mutates = self.subject.mutates(self.workload)
+        found = [
+            piece
+            for path, value in inputs.items()
+            for piece in self._pieces(f"f{frame}/input/{path}", value, whole=f"input/{path}" in mutates)
+        ]
         if sum(len(data) for _, data in found) > 2 * _STAGED_BYTES:
             return []
         self._expected = None
         target.case, target.inputs, target.tree = case, inputs, tree
         return found
 
-    def _pieces(self, region: str, value: Any) -> Iterator[tuple[int, bytes]]:
-        """(offset in the arena, bytes) of what ``region`` would have to hold in other places than it does."""
+    def _pieces(self, region: str, value: Any, *, whole: bool) -> Iterator[tuple[int, bytes]]:
+        """(offset in the arena, bytes) of what ``region`` would have to hold in other places than it does; all of it
+        where it is ``whole``, as calls before may have written it."""
         if region not in self.regions or not isinstance(value, Tensor):
             return
         offset, spec = self.regions[region][0], self.specs[region]
         before = self.bytes[offset : offset + spec.extent_bytes]
         after = before.clone()
         region_view(after, 0, spec).copy_(value)
+        if whole:
+            before = after.bitwise_not()
         differing = (before != after).nonzero().flatten().cpu()
         if not len(differing):
             return

@@ -28,6 +28,8 @@ __all__ = ["CHECKS", "Bout", "Check", "checks_for", "turns"]
 
 #: How many calls of the reference's there were before later ones: some, as what wears off may be nothing at last.
 _LATER_CALLS = ((2, 9), (300, 700), (4200, 9000))
+#: Calls on the same values where these have to be written again before each, and for how long.
+_REPEATED, _REPEATED_S = 24, 0.3
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {
@@ -160,7 +162,7 @@ def left_running(bout: Bout) -> None:
 
 def leaks(bout: Bout) -> None:
     """Does call after call leave memory behind, or descriptors? A launch plan on a GPU takes none itself."""
-    if bout.device_kind == "cuda" and bout.product.traced.main.steps:
+    if (bout.device_kind == "cuda" and bout.product.traced.main.steps) or _come_to_an_end(bout):
         return
     leak = bout.run.leak()
     if not leak and bout.run.keeps_inputs():
@@ -174,7 +176,15 @@ def leaks(bout: Bout) -> None:
 
 def repeated(bout: Bout) -> None:
     """Many calls on the last trial's values: threads that race each other are right most of the time."""
-    bout.require(replace(bout.last, name="repeated", calls_before=0), bout.run.repeated)
+    trial = replace(bout.last, name="repeated", calls_before=0)
+    if not bout.mutated:
+        bout.require(trial, bout.run.repeated)
+        return
+    until = time.monotonic() + _REPEATED_S
+    for _ in range(_REPEATED):
+        bout.require(bout.trial("repeated"))  # which writes all of them again
+        if time.monotonic() > until:
+            return
 
 
 def later_calls(bout: Bout) -> None:
@@ -208,14 +218,16 @@ def in_a_row(bout: Bout) -> None:
 def changed(bout: Bout) -> None:
     """Values that change between two calls of a burst: a kernel that works after a pause only, when somebody may have
     looked or written, is right in all other trials."""
+    if FOLLOWS_STATE in bout.mutated or _come_to_an_end(bout):
+        return
     bout.require(bout.trial("changed between calls"), bout.run.changed)
 
 
 def aged(bout: Bout) -> None:
     """As after thousands of calls, and after as many as an hour makes, where the code keeps count of its calls: what
     does less from then on, and a ticket that wraps, is right in all other trials."""
-    if _writes_places(bout):
-        return  # they may come to an end within the calls that tell what is counted
+    if _come_to_an_end(bout):
+        return
     worker, moved = bout.run.worker, False
     # Also where blocks come one after another: who sums up too early may be slower than those that it forgot.
     busy = 0 if bout.device_kind == "cuda" else None
@@ -229,10 +241,9 @@ def aged(bout: Bout) -> None:
         worker.reload("the checks that follow", timeout_s=bout.hang_limit_s)
 
 
-def _writes_places(bout: Bout) -> bool:
-    """Does forward write whole numbers, which may be a cache's places?"""
-    written = (b for b in bout.product.traced.main.buffers if f"{b.role}/{b.source}" in bout.mutated)
-    return any(buffer.spec.dtype.startswith(("int", "uint")) for buffer in written)
+def _come_to_an_end(bout: Bout) -> bool:
+    """May many calls, of which each goes on where the one before left off?"""
+    return bool(bout.mutated) and bout.oracle.keeps_places(bout.target, bout.name)
 
 
 # -- modules: instances, answers, inputs
@@ -241,7 +252,7 @@ def _writes_places(bout: Bout) -> bool:
 def kept_answers(bout: Bout) -> None:
     """Answers that the caller keeps while it goes on, as a loop does that appends them to a list: a module that returns
     memory of its own, in turn, overwrites them sooner or later. A plan's answers lie where the caller says."""
-    if _writes_places(bout):
+    if _come_to_an_end(bout):
         return
     trial = bout.trial("answers are kept")
     try:
@@ -428,19 +439,19 @@ def turns(one: Bout, other: Product) -> None:
 CHECKS = (
     Check("left behind", left_behind, mutating=True, big=True),
     Check("left running", left_running, mutating=True, big=True),
-    Check("repeated", repeated),
-    Check("leaks", leaks),
+    Check("repeated", repeated, mutating=True),
+    Check("leaks", leaks, mutating=True),
     Check("later calls", later_calls, mutating=True),
     Check("in a row", in_a_row, mutating=True),
     Check("one after another", one_after_another, mutating=True),
     Check("kept answers", kept_answers, of="module", mutating=True),
-    Check("weights one by one", weights_one_by_one, of="module", mutating=True),
+    Check("weights one by one", weights_one_by_one, mutating=True),
     Check("instances", instances, of="module", mutating=True),
     Check("shortcuts", shortcuts, of="module", mutating=True),
     Check("beside", beside, of="plan", on="cpu"),
     Check("crowded", crowded, of="plan", on="cuda", mutating=True),
     Check("still written", still_written, of="module", on="cuda"),
-    Check("changed", changed),
+    Check("changed", changed, mutating=True),
     Check("thread counts", thread_counts, of="plan", on="cpu", mutating=True),
     Check("aged", aged, of="plan", mutating=True),
     Check("sealed", sealed, mutating=True),

@@ -431,6 +431,10 @@ class OracleClient:
         :data:`FOLLOWS_STATE` where its outputs depend on the state that earlier calls wrote."""
         return frozenset(self.request("mutates", target=to_json(target), workload=workload))
 
+    def keeps_places(self, target: Target, workload: str) -> bool:
+        """Does the reference's forward write whole numbers that may come to an end, as a cache's places do?"""
+        return bool(self.request("keeps_places", target=to_json(target), workload=workload))
+
     def draws(self, target: Target, workload: str) -> bool:
         """Does the reference's forward draw torch's random numbers?"""
         return bool(self.request("draws", target=to_json(target), workload=workload))

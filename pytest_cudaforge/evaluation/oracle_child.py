@@ -237,6 +237,9 @@ class _Oracle:
     def do_rewrite(self, bench: int) -> Any:
         self.benches[bench].rewrite()
 
+    def do_keeps_places(self, target: Any, workload: str) -> Any:
+        return self.of_workload(target, workload).keeps_places(workload)
+
     def do_follow(self, bench: int, frame: int, calls: int) -> Any:
         return self.benches[bench].follow(frame, calls)
 

@@ -117,7 +117,8 @@ class Run:
         self.device_kind, self.hang_limit_s = setting.device_kind, setting.hang_limit_s
         self.product, self.layout = product, layout
         self.bench, self.arena, self.worker, self.slot = bench, arena, worker, slot
-        self._weights: tuple[int | None, bool, int] | None = None
+        #: What the values of ``prepare`` were made from.
+        self._weights: tuple[object, ...] | None = None
         self._sealed: tuple[int, frozenset[str]] | None = None
 
     def seal(self, written: frozenset[str]) -> None:
@@ -342,8 +343,8 @@ class Run:
             visited = chance.sample(frames, len(frames) if burst % 2 == 0 else 1)
             self._burst(visited, drawn_calls(chance, len(visited), call_ns), renewed=burst == 0)
             check = self._judged(visited)
-            if check.mismatches:
-                told = tuple(replace(m, detail=f"{_BETWEEN_CALLS}: {m.detail}") for m in check.mismatches[:8])
+            if wrong := [m for m in check.mismatches if not _is_written_state(m)]:
+                told = tuple(replace(m, detail=f"{_BETWEEN_CALLS}: {m.detail}") for m in wrong[:8])
                 return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told)
             if time.monotonic() - began > _BURSTS_S:
                 break
@@ -369,7 +370,8 @@ class Run:
 
     def _prepare(self, trial: Trial) -> None:
         """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""
-        weights = (trial.case.weights_seed, trial.exchanged, trial.case.advanced)
+        case = trial.case
+        weights = (case.weights_seed, trial.exchanged, case.advanced, case.others, case.others_seed)
         if self.product.traced.prepare is not None and self._weights != weights:
             limit_s = self.hang_limit_s
             self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)

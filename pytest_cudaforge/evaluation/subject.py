@@ -17,7 +17,7 @@ import linecache
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -72,6 +72,8 @@ _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
 TYING = ("integer", "faint")
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+#: How the names of torch's own counters end, by which nothing finds its place.
+_COUNTER = "num_batches_tracked"
 #: The share of integers that rounding may have made others.
 _EDGES = 1e-3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
@@ -164,6 +166,7 @@ class Subject:
         #: Workloads whose forward draws random numbers.
         self._draws: set[str] = set()
         self._follows: dict[str, bool] = {}
+        self._places: dict[str, bool] = {}
         self._borne: tuple[str, ...] | None = None
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -545,14 +548,53 @@ class Subject:
             self._follows[workload] = stateful and alone and self._differs_in_a_second_call(workload)
         return self._follows[workload]
 
+    def keeps_places(self, workload: str) -> bool:
+        """Does the forward write whole numbers that it finds its place in something by, so that many calls come to an
+        end? Not where it takes any number, as what merely counts does; on a GPU that cannot be tried."""
+        if workload not in self._places:
+            args, kwargs = self.draw(workload, 0)
+            leaves, tree = flatten_call(args, kwargs)
+            known = {f"input/{p}": t for p, t in leaves.items()} | {f"state/{p}": t for p, t in self.state().items()}
+            written = {path: known[path] for path in self.mutates(workload) if path in known}
+            whole = [
+                tensor for path, tensor in written.items() if tensor.dtype in WHOLE and not path.endswith(_COUNTER)
+            ]
+            tried = bool(whole) and self.device.type == "cpu"
+            self._places[workload] = not self._takes_any(tree, leaves, whole) if tried else bool(whole)
+        return self._places[workload]
+
+    def _takes_any(self, tree: Any, leaves: Mapping[str, Any], whole: Collection[torch.Tensor]) -> bool:
+        """Does the forward run where these, which are its own, are far from what they were?"""
+        with self.as_constructed(), torch.no_grad():
+            for tensor in whole:
+                tensor.fill_(torch.iinfo(tensor.dtype).max // 2)
+            try:
+                self.run(self.function, *unflatten_call(tree, leaves))
+            except TargetError as error:
+                if is_fatal(error):
+                    raise
+                return False
+        return True
+
     def _differs_in_a_second_call(self, workload: str) -> bool:
-        args, kwargs = self.draw(workload, 0)
+        """From a first one on its inputs, or where the call before was on others. (Of a maximum so far, or a mean, the
+        first is not true.)"""
+        calls = [self.draw(workload, seed) for seed in (0, 1)]
+        first, second = self._outputs_in_a_row(calls[0], calls[0])
+        (alone,) = self._outputs_in_a_row(calls[1])
+        _, behind = self._outputs_in_a_row(*calls)
+        pairs = ((first, second), (alone, behind))
+        return not all(_same_values(now[path], value) for before, now in pairs for path, value in before.items())
+
+    def _outputs_in_a_row(self, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
+        """The tensors that each call returns, from the state as constructed on."""
+        found = []
         with self.as_constructed(), precision_flags(self.options.precision):
-            first, _ = flatten_output(self.run(self.function, args, kwargs))
-            # An output may be the state itself.
-            before = {path: v.clone() for path, v in first.items() if isinstance(v, torch.Tensor)}
-            second, _ = flatten_output(self.run(self.function, args, kwargs))
-        return not all(_same_values(second[path], value) for path, value in before.items())
+            for args, kwargs in calls:
+                outputs, _ = flatten_output(self.run(self.function, args, kwargs))
+                # An output may be the state itself.
+                found.append({path: v.clone() for path, v in outputs.items() if isinstance(v, torch.Tensor)})
+        return found
 
     def trial_run(self, workload: str) -> tuple[dict[str, Any], Any, Any]:
         """Draw and run once: input leaves, their tree and the output. Remembers what was written."""
