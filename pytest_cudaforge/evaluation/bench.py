@@ -10,7 +10,7 @@ import ctypes
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,14 @@ from pytest_cudaforge.evaluation.precision import (
     precision_flags,
     widened,
 )
-from pytest_cudaforge.evaluation.redraw import REDRAWN, exchangeable, exchanged, exchanged_integers, unravelled
+from pytest_cudaforge.evaluation.redraw import (
+    EXCHANGES,
+    REDRAWN,
+    exchangeable,
+    exchanged,
+    exchanged_integers,
+    unravelled,
+)
 from pytest_cudaforge.evaluation.subject import WHOLE, Subject, Weights, is_fatal
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
@@ -54,6 +61,8 @@ _SMALL_CALL_BYTES = 1 << 28
 SLABS = 16
 #: More runs of a reference that is declared non-deterministic; its own spread is the tolerance.
 SPREAD_RUNS = 4
+#: How a parameter is told from an input of that path.
+_WEIGHT = "state/"
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
 #: Elements of an answer that are changed where it lies.
@@ -73,7 +82,8 @@ SUM_NOISE = 4.0
 class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
-    ``exchanged``: the seed by which a few of their elements changed places since, or None. ``advanced``: what the
+    ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
+    this parameter's. ``advanced``: what the
     reference's forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of
     ``Weights``.
     """
@@ -83,6 +93,7 @@ class Case:
     weights_seed: int | None
     kept: tuple[str, ...] = ()
     exchanged: int | None = None
+    exchanged_alone: str = ""
     advanced: int = 0
     others: tuple[str, ...] = ()
     others_seed: int | None = None
@@ -91,7 +102,8 @@ class Case:
     def weights(self) -> Weights:
         if self.weights_seed is None:
             return Weights()
-        return Weights(self.weights_seed, self.kept, self.exchanged, self.others, self.others_seed)
+        others, alone = (self.others, self.others_seed), self.exchanged_alone
+        return Weights(self.weights_seed, self.kept, self.exchanged, *others, alone)
 
 
 @dataclass
@@ -323,24 +335,41 @@ class Bench:
         self._write_inputs(frame)
         self._synchronise()
 
-    def exchange(self, frame: int, seed: int) -> None:
+    def exchange(self, frame: int, seed: int, *, alone: bool = False) -> None:
         """A few elements of each parameter, and of each input that may be redrawn or holds integers in no order, change
         places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and outputs keep
-        what the last call left."""
+        what the last call left. ``alone``: two elements of one of them."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
         structures = self.subject.structures(self.workload)
+        free = {path for path in target.inputs if structures.get(path) in REDRAWN}
+        weighted = target.case.weights_seed is not None
+        chosen = self._one_of(target, free, seed, weighted=weighted) if alone else None
         self._expected, target.held = None, {}
+        pairs = 1 if alone else EXCHANGES
         target.inputs = {
-            path: _exchanged(leaf, generator, free=structures.get(path) in REDRAWN)
+            path: _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
             for path, leaf in target.inputs.items()
         }
-        weights = None if target.case.weights_seed is None else seed
-        target.case = replace(target.case, seed=seed, family="exchanged", exchanged=weights)
+        case = replace(target.case, seed=seed, family="exchanged")
+        if weighted and chosen is None:
+            case = replace(case, exchanged=seed, exchanged_alone="")
+        elif weighted and chosen is not None and chosen.startswith(_WEIGHT):
+            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT))
+        target.case = case
         self.set_weights(target.case)
         self._write_inputs(frame)
         self._synchronise()
+
+    def _one_of(self, target: _Frame, free: Collection[str], seed: int, *, weighted: bool) -> str:
+        """The path of an input whose elements may change places, or of a parameter, behind ``_WEIGHT``; "" where none
+        may."""
+        paths = [p for p, v in target.inputs.items() if p in free or (isinstance(v, Tensor) and exchangeable(v))]
+        kept = target.case.kept if target.case is not None else ()
+        if weighted:
+            paths += [_WEIGHT + path for path in self.subject.exchangeable_weights(kept)]
+        return random.Random(seed).choice(paths) if paths else ""
 
     def stage(self, frame: int, seed: int, renewed: bool) -> list[tuple[int, bytes]]:
         """Other values for the frame's inputs, to be written by others: (offset in the arena, bytes) of what differs.
@@ -941,10 +970,10 @@ def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[
     return found
 
 
-def _exchanged(leaf: Any, generator: torch.Generator, *, free: bool) -> Any:
+def _exchanged(leaf: Any, generator: torch.Generator, pairs: int, *, free: bool) -> Any:
     """``leaf`` with a few elements exchanged where it is ``free`` to be redrawn, or holds integers in no order."""
     if free:
-        return exchanged(leaf, generator)
+        return exchanged(leaf, generator, pairs)
     return exchanged_integers(leaf, generator) if isinstance(leaf, Tensor) and exchangeable(leaf) else leaf
 
 

@@ -35,6 +35,8 @@ CALLS_BEFORE = (64, 2048)
 _PATTERNS = 4
 #: The frame of that trial: no call has seen its pointers.
 _NEW_FRAME = 2
+#: In how many trials two elements of one tensor change places: who looks at a sample of them sees nothing, as a rule.
+_ALONE = 2
 _CHANCE = secrets.SystemRandom()
 
 
@@ -46,9 +48,10 @@ class Trial:
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
-    a few elements of theirs and of the parameters, which change places. ``room``: on a GPU that is busy but for one
-    multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its turns. ``late``: a GPU
-    writes the inputs of a module only after forward was called, in the stream of the caller.
+    a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one. ``room``: on a
+    GPU that is busy but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its
+    turns. ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
+    ``elsewhere``: a module is called in a thread that is new, where gradients are recorded.
     """
 
     name: str
@@ -60,9 +63,11 @@ class Trial:
     frame_before: int = 0
     renewed: bool = False
     exchanged: bool = False
+    alone: bool = False
     room: int | None = None
     at_work: bool = False
     late: bool = False
+    elsewhere: bool = False
 
 
 def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:
@@ -92,7 +97,9 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
         Trial("after many calls", late, _NEW_FRAME, poison, True, calls, before),
         Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
     ]
-    last.append(replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True))
+    few = replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True)
+    last += [replace(few, name=f"two elements exchanged, {number}", alone=True) for number in range(1, _ALONE + 1)]
+    last.append(few)
     return (*found, *last)
 
 

@@ -319,6 +319,12 @@ def shortcuts(bout: Bout) -> None:
         bout.require(bout.trial(family, case), judged)
 
 
+def in_another_thread(bout: Bout) -> None:
+    """A call in a new thread, outside of no_grad: what is made ready in the thread that imported the file, and who does
+    less where gradients are recorded, is right in all other trials."""
+    bout.require(bout.trial("in another thread", bout.new_values(), elsewhere=True))
+
+
 def still_written(bout: Bout) -> None:
     """New values that the caller's stream writes after the call: host code that works in another stream has to wait for
     it. In all other trials the inputs have been there for long."""
@@ -448,6 +454,7 @@ CHECKS = (
     Check("weights one by one", weights_one_by_one, mutating=True),
     Check("instances", instances, of="module", mutating=True),
     Check("shortcuts", shortcuts, of="module", mutating=True),
+    Check("in another thread", in_another_thread, of="module", mutating=True),
     Check("beside", beside, of="plan", on="cpu"),
     Check("crowded", crowded, of="plan", on="cuda", mutating=True),
     Check("still written", still_written, of="module", on="cuda"),

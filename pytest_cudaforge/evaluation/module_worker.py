@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -185,6 +186,7 @@ class ModuleWorker(Worker):
         room: int | None = None,
         at_work: bool = False,
         late: bool = False,
+        elsewhere: bool = False,
     ) -> LaunchPlan:
         """Call the candidate once, copy its outputs into the arena and synchronise. (Nobody crowds a module's device.)
 
@@ -193,7 +195,8 @@ class ModuleWorker(Worker):
         """
         if which != "main" or room is not None or at_work:
             raise LaunchFailure("a module has no prepare plan and no crowded calls")
-        asked = {"bindings": [list(b) for b in bindings], "late": late, "write_over": self.writes_over}
+        how = {"late": late, "elsewhere": elsewhere, "write_over": self.writes_over}
+        asked = {"bindings": [list(b) for b in bindings], **how}
         reply = self._ask(_RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
@@ -431,7 +434,8 @@ class _Service:
         elif request.operation == _RELOAD:
             self._renew(asked.get("how", "beside"))
         elif request.operation == _RUN:
-            return self._run(asked["bindings"], late=asked["late"], write_over=asked["write_over"])
+            how = {name: asked[name] for name in ("late", "elsewhere", "write_over")}
+            return self._run(asked["bindings"], **how)
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
             if asked["shows_state"]:
@@ -786,7 +790,20 @@ class _Service:
 
         return self._guarded(_LAUNCH_REFUSED, doing, called)
 
-    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, write_over: bool) -> str:
+    def _called_elsewhere(self, bound: _Bound) -> Any:
+        """In a new thread, whose settings are torch's own, as a server's or DataParallel's are."""
+        torch = self._torch
+        with ThreadPoolExecutor(1) as pool:
+
+            def call() -> Any:
+                with torch.enable_grad():
+                    if self.device.type == "cuda":
+                        torch.cuda.set_device(self.device)
+                    return self._call(bound)
+
+            return pool.submit(call).result()
+
+    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, elsewhere: bool, write_over: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._random.scatter()
@@ -795,7 +812,7 @@ class _Service:
         if self.device.type == "cuda":
             self._crowded().soil()
         with extensions.sabotaged_operators():
-            output = self._call(bound)
+            output = self._called_elsewhere(bound) if elsewhere else self._call(bound)
         self._called = bound
         self._random.look()
         leaves, copied = self._deliver(bound, output)

@@ -41,6 +41,7 @@ from pytest_cudaforge.evaluation.variants import (
     apply_variant,
     fixed_names,
     front_names,
+    further_names,
     grows_far,
     neighbour_names,
     order_names,
@@ -172,7 +173,9 @@ class _Oracle:
             # Nothing tried is nothing known: a kernel would be thought right at sizes that nobody looked at.
             taken = self._variants(subject, workload, members)
             found += taken or self._variants(subject, workload, rounder_names(members[0]))[: len(members)]
-        for name in parted_names(args, kwargs) if sizes else ():
+        # On a GPU a place behind the last one ends the process.
+        further = further_names(args, kwargs) if sizes and torch.device(self.device).type == "cpu" else ()
+        for name in [*further, *(parted_names(args, kwargs) if sizes else ())]:
             found += self._variants(subject, workload, [name])
         for name in tiny_names(args, kwargs) if sizes else ():
             taken = self._variants(subject, workload, [name])
@@ -253,8 +256,8 @@ class _Oracle:
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)
 
-    def do_exchange(self, bench: int, frame: int, seed: int) -> Any:
-        self.benches[bench].exchange(frame, seed)
+    def do_exchange(self, bench: int, frame: int, seed: int, alone: bool = False) -> Any:
+        self.benches[bench].exchange(frame, seed, alone=alone)
 
     def do_stage(self, bench: int, frame: int, seed: int, renewed: bool) -> Any:
         pieces = self.benches[bench].stage(frame, seed, renewed)

@@ -25,6 +25,7 @@ __all__ = [
         "SHORTCUTS",
         "Structure",
         "exchange_weights",
+        "exchangeable_weights",
         "exchangeable",
         "exchanged",
         "exchanged_integers",
@@ -575,17 +576,21 @@ def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, traine
         parameter.copy_(new)
 
 
-def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = ()) -> None:
-    """A few elements of each floating parameter change places, but for those at the paths ``kept``, and for those with
-    exact zeros beside other values: where these lie may mean something."""
+def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = (), alone: str = "") -> None:
+    """A few elements of each floating parameter change places, or two of the one at ``alone``: of those that
+    :func:`exchangeable_weights` names."""
     generator = torch.Generator().manual_seed(seed)
-    for path, parameter in module.named_parameters():
-        if path in kept or not parameter.is_floating_point():
-            continue
-        old = parameter.detach()
-        if int((old.float() == 0).sum()) in (0, old.numel()):
+    for path, parameter in exchangeable_weights(module, kept).items():
+        if alone in ("", path):
             with torch.no_grad():
-                parameter.copy_(exchanged(old, generator))
+                parameter.copy_(exchanged(parameter.detach(), generator, 1 if alone else EXCHANGES))
+
+
+def exchangeable_weights(module: torch.nn.Module, kept: Collection[str]) -> dict[str, torch.nn.Parameter]:
+    """The floating parameters, but for those at the paths ``kept``, and for those with exact zeros beside other values:
+    where these lie may mean something."""
+    found = {path: p for path, p in module.named_parameters() if path not in kept and p.is_floating_point()}
+    return {path: p for path, p in found.items() if int((p.detach().float() == 0).sum()) in (0, p.numel())}
 
 
 def exchangeable(leaf: Tensor) -> bool:
@@ -618,13 +623,13 @@ def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
     return rows.reshape(leaf.shape)
 
 
-def exchanged(leaf: Tensor, generator: torch.Generator) -> Tensor:
+def exchanged(leaf: Tensor, generator: torch.Generator, pairs: int = EXCHANGES) -> Tensor:
     """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow; every
     other pair within a row, so that nothing of that row but its order is another."""
     if leaf.numel() < 2:
         return leaf
     changed = leaf.clone()
-    for pair in range(EXCHANGES):
+    for pair in range(pairs):
         places = torch.randint(leaf.numel(), (16,), generator=generator).tolist()
         if pair % 2 and leaf.dim() and leaf.shape[-1] > 1:
             row = places[0] // leaf.shape[-1] * leaf.shape[-1]

@@ -371,7 +371,8 @@ class Run:
     def _prepare(self, trial: Trial) -> None:
         """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""
         case = trial.case
-        weights = (case.weights_seed, trial.exchanged, case.advanced, case.others, case.others_seed)
+        exchanged = trial.name if trial.exchanged else ""
+        weights = (case.weights_seed, exchanged, case.advanced, case.others, case.others_seed)
         if self.product.traced.prepare is not None and self._weights != weights:
             limit_s = self.hang_limit_s
             self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
@@ -396,14 +397,21 @@ class Run:
         if trial.renewed:
             oracle.renew(self.bench, [secrets.randbits(62) for _ in self.layout.main])
         elif trial.exchanged:
-            oracle.exchange(self.bench, trial.frame, secrets.randbits(62))
+            oracle.exchange(self.bench, trial.frame, secrets.randbits(62), alone=trial.alone)
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
         self._prepare(trial)
         plan = self.product.traced.main
         bindings = self._bindings(trial.frame)
-        room, at_work = trial.room, trial.at_work
-        returned = self.worker.run("main", bindings, timeout_s=limit_s, room=room, at_work=at_work, late=trial.late)
+        returned = self.worker.run(
+            "main",
+            bindings,
+            timeout_s=limit_s,
+            room=trial.room,
+            at_work=trial.at_work,
+            late=trial.late,
+            elsewhere=trial.elsewhere,
+        )
         if returned is not None:
             wrong = compare_structure(returned, self.product.workload)
             if wrong:

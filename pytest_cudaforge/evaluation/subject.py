@@ -35,6 +35,7 @@ from pytest_cudaforge.evaluation.redraw import (
     SHORTCUTS,
     Structure,
     exchange_weights,
+    exchangeable_weights,
     families_of,
     ordered_values,
     redraw,
@@ -115,7 +116,8 @@ class Weights:
     """How values of a module's parameters, and of its running statistics, come about. ``seed`` None: as constructed.
 
     Those at the paths ``kept`` are as constructed in any case. ``exchanged``: a few elements of the others change
-    places, as this seed says. ``others``: paths of those that are drawn from ``others_seed`` instead.
+    places, as this seed says, or two of ``exchanged_alone``. ``others``: paths of those that are drawn from
+    ``others_seed`` instead.
     """
 
     seed: int | None = None
@@ -123,6 +125,7 @@ class Weights:
     exchanged: int | None = None
     others: tuple[str, ...] = ()
     others_seed: int | None = None
+    exchanged_alone: str = ""
 
 
 class Subject:
@@ -197,7 +200,7 @@ class Subject:
                 self._draw_weights(wanted.others_seed, wanted.kept)
                 self._put(drawn)
             if wanted.exchanged is not None:
-                exchange_weights(self.module, wanted.exchanged, wanted.kept)
+                exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone)
         self._weights = wanted
 
     def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:
@@ -262,6 +265,10 @@ class Subject:
         """Weights and state as constructed, whatever forward has written since."""
         self._weights = None
         self.set_weights(Weights())
+
+    def exchangeable_weights(self, kept: Collection[str]) -> list[str]:
+        """The parameters of which a few elements may change places."""
+        return [] if self.module is None else list(exchangeable_weights(self.module, kept))
 
     @contextlib.contextmanager
     def as_constructed(self) -> Iterator[None]:

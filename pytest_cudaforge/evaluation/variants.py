@@ -5,8 +5,9 @@ A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided
 ``"strided expanded"``, ``"strided in front"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"``
 (by a seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
-``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``, ``"other kw.mask"``
-(by path). Numbers are drawn secretly, so that no kernel can know the sizes and strides that it will be tried with.
+``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``,
+``"further 64 -> 791"`` (where integers point into it), ``"other kw.mask"`` (by path). Numbers are drawn secretly, so
+that no kernel can know the sizes and strides that it will be tried with.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ __all__ = [
     "apply_variant",
     "fixed_names",
     "front_names",
+    "further_names",
     "grows_far",
     "neighbour_names",
     "order_names",
@@ -65,11 +67,14 @@ TALL = "tall"
 PARTED = ("only last", "all but last")
 
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
+_FURTHER = re.compile(r"further (\d+) -> (\d+)")
 _CHANGE = re.compile(r"(\d+) -> (\d+)")
 _SPREAD = re.compile(rf"{STRIDED} (step|pad) (\d+)")
 _ORDER, _SECOND = re.compile(rf"{ORDER} (\d+)(.*)"), ", second innermost"
 _ORDER_PADS = (0, 3)
 _MAX_NEIGHBOURS = 3
+#: How many sizes that integers point into grow, and how far these reach at least.
+_MAX_FURTHER, _FURTHER_PLACES = 2, 300
 #: How many sizes may shrink, one by one or together, and by how much to be tiny.
 _MAX_SMALLER, _TINY = 6, (16, 8)
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
@@ -124,6 +129,9 @@ def apply_variant(
     elif match := _SIZE.fullmatch(name):
         old, new = int(match[1]), int(match[2])
         leaves = {path: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif match := _FURTHER.fullmatch(name):
+        old, new = int(match[1]), int(match[2])
+        leaves = {path: _further(leaf, old, new) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif (path := name.removeprefix(OTHER)) in leaves and path != name:
         leaves[path] = _mirrored(leaves[path])
     return unflatten_call(tree, leaves)
@@ -273,6 +281,27 @@ def _grown(tensor: Tensor, dim: int, new: int) -> Tensor:
     for part in range(1, -(-new // tensor.shape[dim])):
         parts.append(tensor if along is None else tensor.roll(part, along))
     return torch.cat(parts, dim=dim).narrow(dim, 0, new)
+
+
+def _further(tensor: Tensor, old: int, new: int) -> Tensor:
+    """Grown where it has this size; of integers that point into it the upper half point as far from the end as they
+    did. Which of them are equal, and their order, stays."""
+    points = _may_index(tensor) and int(tensor.min()) >= 0 and _points_into(tensor, old)
+    resized = _resized(tensor, old, new)
+    return torch.where(resized >= old - old // 2, resized + (new - old), resized) if points else resized
+
+
+def further_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with one size grown that integers point into, and pointed further: a table of another length, a
+    cache with more places."""
+    tensors, _ = _sizes(args, kwargs)
+    indices = [tensor for tensor in tensors if _may_index(tensor) and torch.iinfo(tensor.dtype).bits > 8]
+    sizes = dict.fromkeys(int(size) for tensor in tensors for size in tensor.shape if size > 1)
+    pointed = [size for size in sizes if any(_points_into(tensor, size) for tensor in indices)]
+    for size in pointed[:_MAX_FURTHER]:
+        new = max(size + _CHANCE.randint(*_NEAR), _FURTHER_PLACES + _CHANCE.randint(*_NEAR))
+        if _elements(tensors, size, new) <= max(_FAR_ELEMENTS, _FAR_CALL * sum(tensor.numel() for tensor in tensors)):
+            yield f"further {size} -> {new}"
 
 
 def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: bool = False) -> Iterator[str]:

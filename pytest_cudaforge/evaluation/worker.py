@@ -150,10 +150,11 @@ class Worker:
         room: int | None = None,
         at_work: bool = False,
         late: bool = False,
+        elsewhere: bool = False,
     ) -> LaunchPlan | None:
         """Run the main or the prepare plan once and synchronise the device. ``room``: while all of a GPU but
-        one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``). ``late``: of
-        a module's inputs; a plan's launches follow whatever is in their stream.
+        one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``). ``late`` and
+        ``elsewhere``: of a module; a plan's launches follow whatever is in their stream, and have one caller.
 
         Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
         """
