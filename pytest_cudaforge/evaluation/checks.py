@@ -361,11 +361,15 @@ def crowded(bout: Bout) -> None:
 def thread_counts(bout: Bout) -> None:
     """With one OpenMP thread, and with more than there are cores: production's torch.set_num_threads is one that no
     verification foresees, and a kernel that counts on this machine's leaves work undone there, or writes behind its
-    arrays."""
-    usual, worker = openmp_threads(), bout.run.worker
-    for count in sorted({1, min(2 * usual + 1, _MOST_THREADS), _MANY_THREADS}):
+    arrays. A plan's then with one of as many, as OpenMP may give within another's parallel region."""
+    usual, worker, module = openmp_threads(), bout.run.worker, isinstance(bout.run.worker, ModuleWorker)
+    counts = {1, min(2 * usual + 1, _MOST_THREADS), *(() if module else (_MANY_THREADS,))}
+    for count in sorted(counts):
         worker.set_threads(count)
         bout.require(bout.trial(f"OpenMP threads: {count}", bout.new_values()))
+    if not module:
+        worker.set_threads(2 * usual, alone=True)
+        bout.require(bout.trial(f"OpenMP threads: 1 of {2 * usual}", bout.new_values()))
     worker.set_threads(usual)
 
 
@@ -459,9 +463,10 @@ CHECKS = (
     Check("crowded", crowded, of="plan", on="cuda", mutating=True),
     Check("still written", still_written, of="module", on="cuda"),
     Check("changed", changed, mutating=True),
-    Check("thread counts", thread_counts, of="plan", on="cpu", mutating=True),
+    Check("thread counts", thread_counts, on="cpu", mutating=True),
     Check("aged", aged, of="plan", mutating=True),
     Check("sealed", sealed, mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),
     Check("edges", edges, on="cuda", mutating=True),
+    Check("left at last", left_behind, of="module", mutating=True),
 )

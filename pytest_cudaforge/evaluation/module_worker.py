@@ -74,7 +74,7 @@ __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "NewInstance", "serve"
 NewInstance = Literal["beside", "copy", "weights alone", "alone"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
-_RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH = 10, 15, 16, 17
+_RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH, _TORCH_THREADS = 10, 15, 16, 17, 20
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
@@ -176,6 +176,10 @@ class ModuleWorker(Worker):
         blob = b"".join([*libraries.values(), compiled])
         reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=blob)
         return _start_of(reply.text)
+
+    def set_threads(self, count: int, *, alone: bool = False) -> None:
+        """CPU only: torch.set_num_threads, which says how many OpenMP's parallel regions get, too."""
+        self._ask(_TORCH_THREADS, {"count": count}, "setting the number of threads", 30)
 
     def run(
         self,
@@ -444,6 +448,8 @@ class _Service:
             return str(self._run_fresh(asked["bindings"], asked["calls"]))
         elif request.operation == _RUN_CHANGED:
             self._run_changed(asked, request.blob)
+        elif request.operation == _TORCH_THREADS:
+            self._torch.set_num_threads(asked["count"])
         elif request.operation == _TURN:
             self._turn(asked)
         elif request.operation == _RUN_KEPT:

@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import re
+import resource
 import secrets
 import signal
 import struct
@@ -29,6 +30,7 @@ from pytest_cudaforge.evaluation.onlookers import ONLOOKERS, onlookers
 
 __all__ = [
     "DRAWN",
+    "OPENMP_REGIONS",
     "OPENMP_THREADS",
     "TORCH_OPERATORS",
     "Randomness",
@@ -38,6 +40,7 @@ __all__ = [
     "found_settings",
     "keep_freed_memory",
     "openmp_counts",
+    "openmp_regions",
     "operators_at_first",
     "process_settings",
     "thread_settings",
@@ -48,6 +51,7 @@ __all__ = [
 #: Names of what is also asked for alone; the first one is no harm where the reference does it as well.
 DRAWN = "the state of torch's random numbers (draw from a torch.Generator of the kernel's own)"
 OPENMP_THREADS = "the number of OpenMP's threads (omp_set_num_threads)"
+OPENMP_REGIONS = "how OpenMP's parallel regions run (omp_set_max_active_levels, omp_set_dynamic, omp_set_schedule)"
 TORCH_OPERATORS = "what torch's own operators run (TORCH_LIBRARY_IMPL)"
 
 _ENVIRONMENT_BYTES = 256
@@ -127,6 +131,18 @@ def openmp_counts() -> dict[str, int]:
     return {str(library._name): int(library.omp_get_max_threads()) for library in _openmp_libraries()}
 
 
+def openmp_regions() -> dict[str, tuple[int, ...]]:
+    """How deep the calling thread's parallel regions are nested at most, whether they may be of fewer threads, and
+    their loops' schedule, by the path of each runtime in this process."""
+    found: dict[str, tuple[int, ...]] = {}
+    for library in _openmp_libraries():
+        kind, chunk = ctypes.c_int(), ctypes.c_int()
+        library.omp_get_schedule(ctypes.byref(kind), ctypes.byref(chunk))
+        levels, dynamic = library.omp_get_max_active_levels(), library.omp_get_dynamic()
+        found[str(library._name)] = (int(levels), int(dynamic), kind.value, chunk.value)
+    return found
+
+
 #: mallopt's names, and what the oracle's environment sets them to: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX.
 _TRIM_BYTES, _TOP_PAD_BYTES = (1 << 31) - 1, 64 << 20
 _KEPT_MEMORY = ((-1, _TRIM_BYTES), (-2, _TOP_PAD_BYTES), (-4, 0))
@@ -200,6 +216,7 @@ def thread_settings(team: bool = True) -> dict[str, object]:
         "the timers that send signals": tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS),
         "what malloc fills memory with (M_PERTURB)": _malloc_fills(),
         OPENMP_THREADS: openmp_counts(),
+        OPENMP_REGIONS: openmp_regions(),
     }
 
 
@@ -238,6 +255,15 @@ _LIBRARIES_OWN = (
 )
 
 
+_RESOURCES = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
+
+
+def _umask() -> int:
+    found = os.umask(0o077)  # there is no other way to ask
+    os.umask(found)
+    return found
+
+
 def process_settings() -> dict[str, object]:
     """Of Python, by name."""
     return {
@@ -247,6 +273,8 @@ def process_settings() -> dict[str, object]:
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "sys.getswitchinterval()": sys.getswitchinterval(),
         ONLOOKERS: onlookers(),
+        "the mode of new files (umask)": _umask(),
+        "what the process may use (setrlimit)": tuple(resource.getrlimit(number) for number in _RESOURCES),
         "the handlers of signals": tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
     }
 

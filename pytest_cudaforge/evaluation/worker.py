@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import glob
 import os
 import signal
@@ -26,10 +27,12 @@ from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_c
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.settings import (
+    OPENMP_REGIONS,
     OPENMP_THREADS,
     allocated_bytes,
     changed,
     openmp_counts,
+    openmp_regions,
     thread_settings,
 )
 from pytest_cudaforge.languages import Binary
@@ -277,9 +280,10 @@ class Worker:
             raise WorkerProtocol(f"one value asked, {len(reply.values)} came", phase="calls by two clocks")
         return taken_ns, reply.values[0]
 
-    def set_threads(self, count: int) -> None:
-        """CPU only: how many threads OpenMP's parallel regions get from now on, where they do not say themselves."""
-        self._ask(_THREADS, {"count": count}, "setting the number of threads", 30)
+    def set_threads(self, count: int, *, alone: bool = False) -> None:
+        """CPU only: how many threads OpenMP's parallel regions get from now on, where they do not say themselves.
+        ``alone``: as many at most, but only one in fact, as within another's parallel region."""
+        self._ask(_THREADS, {"count": count, "alone": alone}, "setting the number of threads", 30)
 
     def own_bytes(self) -> int:
         """Memory that the process has to itself, arenas left out; 0 where /proc does not tell."""
@@ -457,8 +461,8 @@ class _Service:
         elif request.operation == _RUN_REPEATED:
             self._run_repeated(asked["bindings"], asked["calls"], asked["most_s"])
         elif request.operation == _THREADS:
-            _set_openmp_threads(asked["count"])
-            self._settings[OPENMP_THREADS] = openmp_counts()
+            _set_openmp_threads(asked["count"], alone=asked["alone"])
+            self._settings |= {OPENMP_THREADS: openmp_counts(), OPENMP_REGIONS: openmp_regions()}
         elif request.operation == LEFT:
             left = changed(self._settings, thread_settings(self._device == "cpu"))
             return [index for index, name in enumerate(self._settings) if name in left]
@@ -659,7 +663,15 @@ class _Service:
         return self._crowd
 
 
-def _set_openmp_threads(count: int) -> None:
+def _set_openmp_threads(count: int, *, alone: bool) -> None:
     """Of the OpenMP runtime that the kernels brought along; nothing where they brought none."""
     with contextlib.suppress(OSError):
-        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(ctypes.c_int(count))
+        library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        library.omp_set_num_threads(ctypes.c_int(count))
+        library.omp_set_max_active_levels(ctypes.c_int(0 if alone else _usual_levels()))
+
+
+@functools.lru_cache(maxsize=1)
+def _usual_levels() -> int:
+    library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return max(1, int(library.omp_get_max_active_levels()))

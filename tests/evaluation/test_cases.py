@@ -42,7 +42,7 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
 
 def test_seeds_are_fresh_every_time() -> None:
     first, second = (contract_trials(WORKLOAD, ()) for _ in range(2))
-    assert len(first) == 9
+    assert len(first) == 11
     assert not {t.case.seed for t in first} & {t.case.seed for t in second}
 
 
