@@ -44,6 +44,7 @@ from pytest_cudaforge.evaluation.redraw import (
     exchangeable,
     exchanged,
     exchanged_integers,
+    nudged_values,
     unravelled,
 )
 from pytest_cudaforge.evaluation.subject import WHOLE, Subject, Weights, is_fatal
@@ -83,7 +84,7 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
-    this parameter's. ``advanced``: what the
+    this parameter's; ``nudged``: or all a little. ``advanced``: what the
     reference's forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of
     ``Weights``.
     """
@@ -94,6 +95,7 @@ class Case:
     kept: tuple[str, ...] = ()
     exchanged: int | None = None
     exchanged_alone: str = ""
+    nudged: bool = False
     advanced: int = 0
     others: tuple[str, ...] = ()
     others_seed: int | None = None
@@ -102,8 +104,8 @@ class Case:
     def weights(self) -> Weights:
         if self.weights_seed is None:
             return Weights()
-        others, alone = (self.others, self.others_seed), self.exchanged_alone
-        return Weights(self.weights_seed, self.kept, self.exchanged, *others, alone)
+        others = (self.others, self.others_seed)
+        return Weights(self.weights_seed, self.kept, self.exchanged, *others, self.exchanged_alone, self.nudged)
 
 
 @dataclass
@@ -335,10 +337,10 @@ class Bench:
         self._write_inputs(frame)
         self._synchronise()
 
-    def exchange(self, frame: int, seed: int, *, alone: bool = False) -> None:
+    def exchange(self, frame: int, seed: int, *, alone: bool = False, nudged: bool = False) -> None:
         """A few elements of each parameter, and of each input that may be redrawn or holds integers in no order, change
         places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and outputs keep
-        what the last call left. ``alone``: two elements of one of them."""
+        what the last call left. ``alone``: two elements of one of them; ``nudged``: all of them a little, instead."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
@@ -348,15 +350,18 @@ class Bench:
         chosen = self._one_of(target, free, seed, weighted=weighted) if alone else None
         self._expected, target.held = None, {}
         pairs = 1 if alone else EXCHANGES
-        target.inputs = {
-            path: _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
-            for path, leaf in target.inputs.items()
-        }
+
+        def changed(path: str, leaf: Any) -> Any:
+            if nudged:
+                return nudged_values(leaf, generator) if path in free else leaf
+            return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
+
+        target.inputs = {path: changed(path, leaf) for path, leaf in target.inputs.items()}
         case = replace(target.case, seed=seed, family="exchanged")
         if weighted and chosen is None:
-            case = replace(case, exchanged=seed, exchanged_alone="")
+            case = replace(case, exchanged=seed, exchanged_alone="", nudged=nudged)
         elif weighted and chosen is not None and chosen.startswith(_WEIGHT):
-            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT))
+            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), nudged=False)
         target.case = case
         self.set_weights(target.case)
         self._write_inputs(frame)

@@ -48,7 +48,8 @@ class Trial:
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
-    a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one. ``room``: on a
+    a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one; ``nudged``:
+    all of them a little, instead. ``room``: on a
     GPU that is busy but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its
     turns. ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
     ``elsewhere``: a module is called in a thread that is new, where gradients are recorded.
@@ -64,6 +65,7 @@ class Trial:
     renewed: bool = False
     exchanged: bool = False
     alone: bool = False
+    nudged: bool = False
     room: int | None = None
     at_work: bool = False
     late: bool = False
@@ -99,7 +101,7 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     ]
     few = replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True)
     last += [replace(few, name=f"two elements exchanged, {number}", alone=True) for number in range(1, _ALONE + 1)]
-    last.append(few)
+    last += [replace(few, name="all elements a little smaller", nudged=True), few]
     return (*found, *last)
 
 

@@ -256,8 +256,8 @@ class _Oracle:
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)
 
-    def do_exchange(self, bench: int, frame: int, seed: int, alone: bool = False) -> Any:
-        self.benches[bench].exchange(frame, seed, alone=alone)
+    def do_exchange(self, bench: int, frame: int, seed: int, alone: bool, nudged: bool) -> Any:
+        self.benches[bench].exchange(frame, seed, alone=alone, nudged=nudged)
 
     def do_stage(self, bench: int, frame: int, seed: int, renewed: bool) -> Any:
         pieces = self.benches[bench].stage(frame, seed, renewed)

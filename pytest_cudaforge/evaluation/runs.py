@@ -397,7 +397,8 @@ class Run:
         if trial.renewed:
             oracle.renew(self.bench, [secrets.randbits(62) for _ in self.layout.main])
         elif trial.exchanged:
-            oracle.exchange(self.bench, trial.frame, secrets.randbits(62), alone=trial.alone)
+            chance = secrets.randbits(62)
+            oracle.exchange(self.bench, trial.frame, chance, alone=trial.alone, nudged=trial.nudged)
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
         self._prepare(trial)

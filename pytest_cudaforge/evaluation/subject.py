@@ -116,8 +116,8 @@ class Weights:
     """How values of a module's parameters, and of its running statistics, come about. ``seed`` None: as constructed.
 
     Those at the paths ``kept`` are as constructed in any case. ``exchanged``: a few elements of the others change
-    places, as this seed says, or two of ``exchanged_alone``. ``others``: paths of those that are drawn from
-    ``others_seed`` instead.
+    places, as this seed says, or two of ``exchanged_alone``, or all are ``nudged``. ``others``: paths of those that are
+    drawn from ``others_seed`` instead.
     """
 
     seed: int | None = None
@@ -126,6 +126,7 @@ class Weights:
     others: tuple[str, ...] = ()
     others_seed: int | None = None
     exchanged_alone: str = ""
+    nudged: bool = False
 
 
 class Subject:
@@ -200,7 +201,8 @@ class Subject:
                 self._draw_weights(wanted.others_seed, wanted.kept)
                 self._put(drawn)
             if wanted.exchanged is not None:
-                exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone)
+                alone, nudged = wanted.exchanged_alone, wanted.nudged
+                exchange_weights(self.module, wanted.exchanged, wanted.kept, alone=alone, nudged=nudged)
         self._weights = wanted
 
     def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:
