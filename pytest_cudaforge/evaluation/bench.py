@@ -84,7 +84,7 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
-    this parameter's; ``nudged``: or all a little. ``advanced``: what the
+    this parameter's; ``nudged``: the seed by which all moved a little. ``advanced``: what the
     reference's forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of
     ``Weights``.
     """
@@ -95,7 +95,7 @@ class Case:
     kept: tuple[str, ...] = ()
     exchanged: int | None = None
     exchanged_alone: str = ""
-    nudged: bool = False
+    nudged: int | None = None
     advanced: int = 0
     others: tuple[str, ...] = ()
     others_seed: int | None = None
@@ -358,10 +358,12 @@ class Bench:
 
         target.inputs = {path: changed(path, leaf) for path, leaf in target.inputs.items()}
         case = replace(target.case, seed=seed, family="exchanged")
-        if weighted and chosen is None:
-            case = replace(case, exchanged=seed, exchanged_alone="", nudged=nudged)
+        if weighted and nudged:
+            case = replace(case, nudged=seed)  # whatever changed places before
+        elif weighted and chosen is None:
+            case = replace(case, exchanged=seed, exchanged_alone="", nudged=None)
         elif weighted and chosen is not None and chosen.startswith(_WEIGHT):
-            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), nudged=False)
+            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), nudged=None)
         target.case = case
         self.set_weights(target.case)
         self._write_inputs(frame)

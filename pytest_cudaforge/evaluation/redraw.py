@@ -30,6 +30,7 @@ __all__ = [
         "exchanged",
         "exchanged_integers",
         "families_of",
+        "nudge_weights",
         "nudged_values",
         "ordered_values",
         "redraw",
@@ -41,7 +42,7 @@ __all__ = [
 #: Pairs of elements that change places where only few of them shall.
 EXCHANGES = 4
 #: By how much of itself, or twice that.
-_NUDGE = 5e-5
+_NUDGE = 1e-5
 #: Integers of so few elements may be sizes, lengths or choices.
 _LEAST_EXCHANGED = 32
 #: Pairs of them: answers that count or add up take some changes for none.
@@ -579,19 +580,23 @@ def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, traine
         parameter.copy_(new)
 
 
-def exchange_weights(
-    module: torch.nn.Module, seed: int, kept: Collection[str] = (), *, alone: str = "", nudged: bool = False
-) -> None:
-    """A few elements of each floating parameter change places, or two of the one at ``alone``, or all are ``nudged``:
-    of those that :func:`exchangeable_weights` names."""
+def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = (), alone: str = "") -> None:
+    """A few elements of each floating parameter change places, or two of the one at ``alone``: of those that
+    :func:`exchangeable_weights` names."""
     generator = torch.Generator().manual_seed(seed)
     for path, parameter in exchangeable_weights(module, kept).items():
-        if alone not in ("", path):
-            continue
-        old = parameter.detach()
-        new = nudged_values(old, generator) if nudged else exchanged(old, generator, 1 if alone else EXCHANGES)
-        with torch.no_grad():
-            parameter.copy_(new)
+        if alone in ("", path):
+            with torch.no_grad():
+                parameter.copy_(exchanged(parameter.detach(), generator, 1 if alone else EXCHANGES))
+
+
+def nudge_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = ()) -> None:
+    """Each floating parameter moves by a little, but for those at the paths ``kept``."""
+    generator = torch.Generator().manual_seed(seed)
+    for path, parameter in module.named_parameters():
+        if path not in kept:
+            with torch.no_grad():
+                parameter.copy_(nudged_values(parameter.detach(), generator))
 
 
 def nudged_values(leaf: Tensor, generator: torch.Generator) -> Tensor:

@@ -37,6 +37,7 @@ from pytest_cudaforge.evaluation.redraw import (
     exchange_weights,
     exchangeable_weights,
     families_of,
+    nudge_weights,
     ordered_values,
     redraw,
     rerandomise,
@@ -126,7 +127,7 @@ class Weights:
     others: tuple[str, ...] = ()
     others_seed: int | None = None
     exchanged_alone: str = ""
-    nudged: bool = False
+    nudged: int | None = None
 
 
 class Subject:
@@ -201,8 +202,9 @@ class Subject:
                 self._draw_weights(wanted.others_seed, wanted.kept)
                 self._put(drawn)
             if wanted.exchanged is not None:
-                alone, nudged = wanted.exchanged_alone, wanted.nudged
-                exchange_weights(self.module, wanted.exchanged, wanted.kept, alone=alone, nudged=nudged)
+                exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone)
+            if wanted.nudged is not None:
+                nudge_weights(self.module, wanted.nudged, wanted.kept)
         self._weights = wanted
 
     def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:
