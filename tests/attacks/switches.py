@@ -279,7 +279,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),
     "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),
     "second call": lambda patch: without_checks(patch, "later calls"),
-    "in a row": lambda patch: without_checks(patch, "in a row", "one after another"),
+    "in a row": lambda patch: without_checks(patch, "in a row", "one after another", "changed"),
     "crowded": lambda patch: without_checks(patch, "crowded"),
     "still written": lambda patch: without_checks(patch, "still written"),
     "changed": _no_changes,
