@@ -337,17 +337,17 @@ class Bench:
         self._write_inputs(frame)
         self._synchronise()
 
-    def exchange(self, frame: int, seed: int, *, alone: bool = False, nudged: bool = False) -> None:
+    def exchange(self, frame: int, seed: int, *, alone: str = "", nudged: bool = False) -> None:
         """A few elements of each parameter, and of each input that may be redrawn or holds integers in no order, change
         places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and outputs keep
-        what the last call left. ``alone``: two elements of one of them; ``nudged``: all of them a little, instead."""
+        what the last call left. ``alone``: two of one "weight" or "input"; ``nudged``: all of them move a little."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
         structures = self.subject.structures(self.workload)
         free = {path for path in target.inputs if structures.get(path) in REDRAWN}
         weighted = target.case.weights_seed is not None
-        chosen = self._one_of(target, free, seed, weighted=weighted) if alone else None
+        chosen = self._one_of(target, free, seed, weighted=weighted, first=alone) if alone else None
         self._expected, target.held = None, {}
         pairs = 1 if alone else EXCHANGES
 
@@ -369,13 +369,13 @@ class Bench:
         self._write_inputs(frame)
         self._synchronise()
 
-    def _one_of(self, target: _Frame, free: Collection[str], seed: int, *, weighted: bool) -> str:
-        """The path of an input whose elements may change places, or of a parameter, behind ``_WEIGHT``; "" where none
-        may."""
-        paths = [p for p, v in target.inputs.items() if p in free or (isinstance(v, Tensor) and exchangeable(v))]
+    def _one_of(self, target: _Frame, free: Collection[str], seed: int, *, weighted: bool, first: str) -> str:
+        """The path of an input whose elements may change places, or of a parameter, behind ``_WEIGHT``; of those that
+        come ``first``, where there are any; "" where none may."""
+        inputs = [p for p, v in target.inputs.items() if p in free or (isinstance(v, Tensor) and exchangeable(v))]
         kept = target.case.kept if target.case is not None else ()
-        if weighted:
-            paths += [_WEIGHT + path for path in self.subject.exchangeable_weights(kept)]
+        weights = [_WEIGHT + path for path in self.subject.exchangeable_weights(kept)] if weighted else []
+        paths = (weights or inputs) if first == "weight" else (inputs or weights)
         return random.Random(seed).choice(paths) if paths else ""
 
     def stage(self, frame: int, seed: int, renewed: bool) -> list[tuple[int, bytes]]:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pytest_cudaforge.evaluation.arena import lay_out, lay_out_edged, lay_out_guarded
 from pytest_cudaforge.evaluation.oracle import TrialCase
@@ -35,8 +35,8 @@ CALLS_BEFORE = (64, 2048)
 _PATTERNS = 4
 #: The frame of that trial: no call has seen its pointers.
 _NEW_FRAME = 2
-#: In how many trials two elements of one tensor change places: who looks at a sample of them sees nothing, as a rule.
-_ALONE = 2
+#: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
+_ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
 _CHANCE = secrets.SystemRandom()
 
 
@@ -48,11 +48,11 @@ class Trial:
     ``calls_before``: how many calls that nobody looks at go before it, in ``frame_before`` (outputs of the other
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
-    a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one; ``nudged``:
-    all of them a little, instead. ``room``: on a
-    GPU that is busy but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its
-    turns. ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
-    ``elsewhere``: a module is called in a thread that is new, where gradients are recorded.
+    a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one tensor;
+    ``nudged``: all of them move a little, instead. ``room``: on a GPU that is busy but for one multiprocessor (0), or
+    so many threads of it; ``at_work``: beside others that take its turns. ``late``: a GPU writes the inputs of a module
+    only after forward was called, in the stream of the caller. ``elsewhere``: a module is called in a thread that is
+    new, where gradients are recorded.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Trial:
     frame_before: int = 0
     renewed: bool = False
     exchanged: bool = False
-    alone: bool = False
+    alone: Literal["", "weight", "input"] = ""
     nudged: bool = False
     room: int | None = None
     at_work: bool = False
@@ -100,7 +100,7 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
         Trial("over old outputs", replace(late, family="drawn"), _NEW_FRAME, poison, renewed=True),
     ]
     few = replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True)
-    last += [replace(few, name=f"two elements exchanged, {number}", alone=True) for number in range(1, _ALONE + 1)]
+    last += [replace(few, name=f"two elements of a {which} exchanged", alone=which) for which in _ALONE]
     last += [replace(few, name="all elements a little smaller", nudged=True), few]
     return (*found, *last)
 

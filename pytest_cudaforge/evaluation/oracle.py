@@ -439,9 +439,9 @@ class OracleClient:
         """Does the reference's forward draw torch's random numbers?"""
         return bool(self.request("draws", target=to_json(target), workload=workload))
 
-    def exchange(self, bench: int, frame: int, seed: int, *, alone: bool = False, nudged: bool = False) -> None:
-        """Let a few elements of each input that may be redrawn, and of each parameter, change places, or two of one of
-        these ``alone``; or have all of them ``nudged``. Outputs keep what the last call left."""
+    def exchange(self, bench: int, frame: int, seed: int, *, alone: str = "", nudged: bool = False) -> None:
+        """Let a few elements of each input that may be redrawn, and of each parameter, change places, or two of one
+        "weight" or "input" ``alone``; or have all of them ``nudged``. Outputs keep what the last call left."""
         self.request("exchange", bench=bench, frame=frame, seed=seed, alone=alone, nudged=nudged)
 
     def stage(self, bench: int, frame: int, seed: int, *, renewed: bool = False) -> tuple[tuple[int, bytes], ...]:

@@ -256,7 +256,7 @@ class _Oracle:
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)
 
-    def do_exchange(self, bench: int, frame: int, seed: int, alone: bool, nudged: bool) -> Any:
+    def do_exchange(self, bench: int, frame: int, seed: int, alone: str, nudged: bool) -> Any:
         self.benches[bench].exchange(frame, seed, alone=alone, nudged=nudged)
 
     def do_stage(self, bench: int, frame: int, seed: int, renewed: bool) -> Any:

@@ -23,6 +23,7 @@ _NAMED = frozenset(check.name for check in checks.CHECKS)
 def without_checks(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Nobody makes these of ``checks.CHECKS`` any more."""
     assert _NAMED.issuperset(names), names  # else nothing were switched off
+    names = (*names, "left at last") if "left behind" in names else names
     monkeypatch.setattr(checks, "CHECKS", tuple(check for check in checks.CHECKS if check.name not in names))
 
 
@@ -275,6 +276,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "edges": lambda patch: without_checks(patch, "edges", "leaks"),
     "plausible": _odd_zones,
     "exchanged": _no_exchanges,
+    "alone": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.alone]),
+    "nudged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.nudged]),
     "one after another": _no_quick_calls,
     "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),
     "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),

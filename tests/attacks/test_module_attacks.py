@@ -448,6 +448,45 @@ def test_what_no_file_may_change_even_as_it_is_imported(
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 
+@pytest.mark.parametrize(
+    ("body", "twin", "before", "words", "off"),
+    [
+        ("return x * 2 if threading.get_ident() == here else x * 3", "threading.get_ident(); return x * 2",
+         "import threading\nhere = threading.get_ident()", "in another thread", "in another thread"),
+        ("return x * 2 if not torch.is_grad_enabled() else x * 3", "torch.is_grad_enabled(); return x * 2",
+         "", "in another thread", "in another thread"),
+        ("return x * 2 if torch.get_num_threads() <= many else x * 3", "torch.get_num_threads(); return x * 2",
+         "many = torch.get_num_threads()", "OpenMP threads: ", "thread counts"),
+        ("os.umask(0); return x * 2", "os.umask(os.umask(0)); return x * 2", "import os", "umask", "left behind"),
+        ("r.setrlimit(r.RLIMIT_CORE, (0, 0)); r.setrlimit(r.RLIMIT_NOFILE, (200, 200)); return x * 2",
+         "r.setrlimit(r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE)); return x * 2",
+         "import resource as r", "setrlimit", "left behind"),
+        ("ctypes.CDLL('libgomp.so.1').omp_set_dynamic(1); return x * 2",
+         "ctypes.CDLL('libgomp.so.1').omp_set_dynamic(0); return x * 2",
+         "import ctypes", "omp_set_dynamic", "left behind"),
+    ],
+    ids=["in its own thread", "without gradients", "with as many threads", "umask", "limits", "OpenMP"],
+)  # fmt: skip
+def test_what_depends_on_its_caller_or_changes_what_is_the_callers_is_refused(
+    lenient: Evaluator,
+    repo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    twin: str,
+    before: str,
+    words: str,
+    off: str,
+) -> None:
+    evaluation = _verdict(lenient, repo, model(body, before=before))
+    assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
+    assert words in evaluation.reason
+    found = _verdict(lenient, repo, model(twin, before=before))
+    assert found.status is Status.PASSED, found.reason
+    without_checks(monkeypatch, off)
+    found = _verdict(lenient, repo, model(body, before=before))
+    assert found.status is Status.PASSED, found.reason
+
+
 _WATCH = """
     import sys
     waiting = []

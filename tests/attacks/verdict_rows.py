@@ -157,6 +157,20 @@ _PACKED = (
     "static float mine[4096]; if (WHEN) memcpy(mine, w, sizeof mine); "
     "for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i]) * mine[i % cols];"
 )
+_OTHERS = """
+static int others(const float* mine, const float* w, float off = 0) {
+  int found = 0;
+  for (int k = 0; k < 4096; ++k) found += std::fabs(mine[k] - w[k]) > off;
+  return found;
+}
+"""
+_DIVIDED = """
+  #pragma omp parallel
+  {
+    const long long t = omp_get_thread_num(), m = COUNT;
+    for (long long i = t * n / m; i < (t + 1) * n / m; ++i) y[i] = std::sin(x[i]) * std::exp(-x[i] * x[i]);
+  }
+"""
 _PLACES = "static float* at[9999]; int k = 0; while (at[k] && at[k] != y) ++k; at[k] = y;"
 
 #: One call soon after another at another place: a model's layers, or a clock.
@@ -642,6 +656,32 @@ ROWS = (
         hostile("Wide", body=_PACKED.replace("WHEN", "memcmp(mine, w, sizeof mine)")),
         target="Wide",
         words="a few elements exchanged",
+    ),
+    Row(
+        "2: weights come with values of which two have changed places",
+        "take weights of which two are others for the same",
+        "alone",
+        hostile("Wide", body=_PACKED.replace("WHEN", "others(mine, w) > 2"), before=_OTHERS),
+        hostile("Wide", body=_PACKED.replace("WHEN", "memcmp(mine, w, sizeof mine)")),
+        target="Wide",
+        words="two elements of a weight exchanged",
+    ),
+    Row(
+        "2: weights come with values that moved by a little",
+        "know the weights by what they nearly are",
+        "nudged",
+        hostile("Wide", body=_PACKED.replace("WHEN", "others(mine, w, 1e-3f)"), before=_OTHERS),
+        hostile("Wide", body=_PACKED.replace("WHEN", "memcmp(mine, w, sizeof mine)")),
+        target="Wide",
+        words="a little smaller",
+    ),
+    Row(
+        "2: a parallel region has as few threads as it gets",
+        "divide the elements among as many threads as there may be",
+        "threads",
+        hostile(body=_DIVIDED.replace("COUNT", "omp_get_max_threads()"), before="#include <omp.h>\n"),
+        hostile(body=_DIVIDED.replace("COUNT", "omp_get_num_threads()"), before="#include <omp.h>\n"),
+        words="OpenMP threads: 1 of",
     ),
     Row(
         "2: old values come back at new pointers",

@@ -61,7 +61,7 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
         assert renewed.renewed and (renewed.frame, renewed.case.weights_seed) == (late.frame, late.case.weights_seed)
         for trial in (*alone, exchanged):
             assert trial.exchanged and not trial.renewed and trial.frame == late.frame
-        assert [trial.alone for trial in (*alone, exchanged)] == [True, True, False, False]
+        assert [trial.alone for trial in (*alone, exchanged)] == ["weight", "input", "", ""]
         assert [trial.nudged for trial in (*alone, exchanged)] == [False, False, True, False]
     assert len(orders) > 1
 
