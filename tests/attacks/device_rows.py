@@ -354,7 +354,7 @@ ROWS = (
             body=_RESTING,
         ),
         _BOOKKEEPER,
-        words="a few elements exchanged",
+        words="exchanged:",
     ),
     DeviceRow(
         "2: old values come back at new pointers",

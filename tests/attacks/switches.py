@@ -90,6 +90,11 @@ def _first_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [_case(t, family="drawn") for t in trials])
 
 
+def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [_case(t, weights_seed=None) for t in trials])
+    without_checks(monkeypatch, "weights one by one")
+
+
 def _undrawn(family: str) -> Callable[[tuple[Trial, ...]], list[Trial]]:
     """Drawn values instead of this family's."""
     return lambda trials: [_case(t, family="drawn") if t.case.family == family else t for t in trials]
@@ -246,7 +251,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,
-    "weights": lambda patch: _trials(patch, lambda trials: [_case(t, weights_seed=None) for t in trials]),
+    "weights": _no_weights,
     "poison": _one_poison,
     "mutation": _no_mutation,
     "unwritten": _without("unwritten"),

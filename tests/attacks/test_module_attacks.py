@@ -688,6 +688,8 @@ def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_pa
     """
     before = textwrap.dedent(before).strip()
     attack = model(f"{before}\ny = x * 2\n{change}\nreturn y")
+    if "signal.signal" in change:
+        without_checks(monkeypatch, "in another thread")  # which may not ask for them
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
     twin = model(f"{before}\n{change}\n{undo}\nreturn x * 2")

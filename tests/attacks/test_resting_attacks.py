@@ -84,7 +84,7 @@ def test_a_kernel_that_rests_while_it_is_timed_is_found_out(evaluator: Evaluator
 def _assert_found_out(evaluation: Evaluation) -> None:
     """By a wrong answer, or by the time that new values take: on a busy machine only the first is certain."""
     assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
-    words = ("remembers answers", "of a timed call is wrong", "after many calls", "a few elements exchanged")
+    words = ("remembers answers", "of a timed call is wrong", "after many calls", "exchanged:")
     assert any(text in evaluation.reason for text in words), evaluation.reason
 
 

@@ -646,7 +646,7 @@ ROWS = (
             + "static float first[999]; if (at[k] && first[k] == x[0]) return; HONEST at[k] = y; first[k] = x[0];"
         ),
         hostile(body=_MEMO + "static float first[999]; HONEST at[k] = y; first[k] = x[0];"),
-        words="a few elements exchanged",
+        words="exchanged:",
     ),
     Row(
         "2: weights come with values that differ in a few elements only",
@@ -655,7 +655,7 @@ ROWS = (
         hostile("Wide", body=_PACKED.replace("WHEN", "mine[0] != w[0]")),
         hostile("Wide", body=_PACKED.replace("WHEN", "memcmp(mine, w, sizeof mine)")),
         target="Wide",
-        words="a few elements exchanged",
+        words="exchanged:",
     ),
     Row(
         "2: weights come with values of which two have changed places",

@@ -243,7 +243,7 @@ def test_a_kernel_that_remembers_answers_in_device_memory_is_refused(evaluator: 
     evaluation = evaluator.evaluate(candidate, _target(repo, "::RMSNorm"))
     _show(evaluation)
     assert evaluation.status in (Status.REJECTED, Status.INCORRECT_NUMERICAL), evaluation.reason
-    reasons = ("it remembers answers", "of a timed call is wrong", "a few elements exchanged", "never written")
+    reasons = ("it remembers answers", "of a timed call is wrong", "exchanged:", "never written")
     assert any(reason in evaluation.reason for reason in reasons), evaluation.reason
 
 
