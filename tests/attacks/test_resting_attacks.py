@@ -206,6 +206,7 @@ def test_what_rests_on_weights_as_constructed_is_timed_on_others(
         original(self, bench, seeds, poison)
 
     monkeypatch.setattr(OracleClient, "fill_all", as_constructed)
+    SWITCHES["timed families"](monkeypatch)  # which brings other weights
     assert speed("*gain == 0") > 20 * twin
 
 
