@@ -84,9 +84,8 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
-    this parameter's; ``nudged``: the seed by which all moved a little. ``advanced``: what the
-    reference's forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of
-    ``Weights``.
+    this parameter's; ``nudged``: the seed by which all moved a little. ``advanced``: what the reference's forward
+    writes of its state, and of its inputs, is as so many calls left it. ``others``: as of ``Weights``.
     """
 
     seed: int

@@ -76,6 +76,8 @@ TYING = ("integer", "faint")
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: How the names of torch's own counters end, by which nothing finds its place.
 _COUNTER = "num_batches_tracked"
+#: More than any check makes calls, and no more than a loop or a tensor of so many bears.
+_MANY_PLACES = 1 << 20
 #: The share of integers that rounding may have made others.
 _EDGES = 1e-3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
@@ -578,7 +580,7 @@ class Subject:
         """Does the forward run where these, which are its own, are far from what they were?"""
         with self.as_constructed(), torch.no_grad():
             for tensor in whole:
-                tensor.fill_(torch.iinfo(tensor.dtype).max // 2)
+                tensor.fill_(min(torch.iinfo(tensor.dtype).max, _MANY_PLACES))
             try:
                 self.run(self.function, *unflatten_call(tree, leaves))
             except TargetError as error:

@@ -25,6 +25,7 @@ from pytest_cudaforge.evaluation.variants import (
     apply_variant,
     fixed_names,
     front_names,
+    further_names,
     neighbour_names,
     order_names,
     parted_names,
@@ -296,3 +297,12 @@ def test_where_any_strides_are_promised_one_may_be_zero() -> None:
     (changed, row, same), _ = apply_variant(EXPANDED, (x, flat, one), {})
     assert changed.shape == x.shape and changed.stride() == (0, 1) and torch.equal(changed[3], x[0])
     assert row.shape == flat.shape and row.stride() == (0,) and same is one
+
+
+def test_what_integers_point_into_grows_and_they_point_further() -> None:
+    table, places = torch.randn(20, 4), torch.tensor([0, 3, 3, 12, 19])
+    (name,) = further_names((table, places), {})
+    (grown, further), _ = apply_variant(name, (table, places), {})
+    new = len(grown)
+    assert new > 300 and torch.equal(grown[:20], table)
+    assert further.tolist() == [0, 3, 3, new - 8, new - 1]

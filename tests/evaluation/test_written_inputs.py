@@ -37,6 +37,11 @@ def ends(x, place):
     return x.sum()
 
 @forge_target(inputs=lambda: [torch.randn(4, 8), torch.tensor([1])])
+def counts(x, calls):
+    calls += 1
+    return x * 2
+
+@forge_target(inputs=lambda: [torch.randn(4, 8), torch.tensor([1])])
 def goes_on(x, place):
     x[place] = 0.0
     place += 1
@@ -106,6 +111,12 @@ def test_places_go_on_where_there_are_more(root: Path) -> None:
     bench.fill(0, Case(7, "drawn", None, advanced=1), 0)
     assert bench.frames[0].inputs["1"].tolist() == [2]
     assert bench.frames[0].inputs["0"][1].abs().sum() == 0
+
+
+@pytest.mark.parametrize(("name", "places"), [("counts", False), ("goes_on", True), ("ends", True), ("grows", False)])
+def test_what_merely_counts_is_no_place(root: Path, name: str, places: bool) -> None:
+    subject = Subject(find(root, f"::{name}"), "cpu")
+    assert subject.keeps_places("default") is places
 
 
 def test_a_rotation_has_other_values_when_it_is_drawn_anew(root: Path) -> None:
