@@ -3,11 +3,13 @@
 The counterpart of :mod:`gradients`, where the reference's are made, in the candidate's process. Between forward and
 backward the module is called once more, on other values, as a layer is that a network uses twice; every other time the
 gradient that comes in is no contiguous tensor, as behind a transpose; and what forward returned must stay as it was.
+One call in three is two, in each of which half of the tensors need no gradient, as when weights are frozen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["NO_GRADIENTS", "Gradients", "NoGradients"]
 
 NO_GRADIENTS = "forward records no gradients"
+#: One call in so many has half of the tensors frozen, then the other half.
+_FROZEN = 3
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
 
@@ -40,17 +44,34 @@ class Gradients:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         trained = {key: parameters.get(key.removeprefix(MODULE)) for key in self._keys if key.startswith(MODULE)}
         weights = {key: weight for key, weight in trained.items() if weight is not None}
-        for weight in weights.values():
-            weight.requires_grad_(True)
-        try:
-            with torch.enable_grad():
-                return self._gradients(model, weights, args, kwargs)
-        finally:
-            for weight in weights.values():
-                weight.requires_grad_(False)
+        self._calls += 1
+        found: dict[str, torch.Tensor] = {}
+        for keys in self._parts():
+            part = {key: weight for key, weight in weights.items() if key in keys}
+            for weight in part.values():
+                weight.requires_grad_(True)
+            try:
+                with torch.enable_grad():
+                    found |= self._gradients(model, keys, part, args, kwargs)
+            finally:
+                for weight in part.values():
+                    weight.requires_grad_(False)
+        return {key: found[key] for key in sorted(found)}
+
+    def _parts(self) -> list[list[str]]:
+        """Keys of tensors that need gradients at once: all of them, or one half and then the other."""
+        if self._calls % _FROZEN or len(self._keys) < 2:
+            return [self._keys]
+        drawn = random.SystemRandom().sample(self._keys, len(self._keys))
+        return [drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]]
 
     def _gradients(
-        self, model: Callable[..., Any], weights: Mapping[str, torch.Tensor], args: Any, kwargs: Mapping[str, Any]
+        self,
+        model: Callable[..., Any],
+        keys: Collection[str],
+        weights: Mapping[str, torch.Tensor],
+        args: Any,
+        kwargs: Mapping[str, Any],
     ) -> dict[str, torch.Tensor]:
         import torch
 
@@ -59,19 +80,20 @@ class Gradients:
         given, _ = flatten_output(kwargs[GRADIENT])
         own = {name: value for name, value in kwargs.items() if name not in (OUTPUT, GRADIENT)}
         leaves, tree = flatten_call(args, own)
-        asked = [key for key in self._keys if not key.startswith(MODULE)]
+        asked = [key for key in keys if not key.startswith(MODULE)]
         inputs = {key: leaves[key].detach().requires_grad_() for key in asked}
         positional, named = unflatten_call(tree, {**leaves, **inputs})
         outputs, _ = flatten_output(model(*positional, **named))
         pairs = [(outputs.get(path), grad) for path, grad in given.items() if isinstance(grad, torch.Tensor)]
         recorded = [(out, grad) for out, grad in pairs if isinstance(out, torch.Tensor) and out.requires_grad]
+        if not recorded and len(keys) < len(self._keys):
+            raise RuntimeError(f"forward records no gradients where all but {_named(keys)} are frozen")
         if not recorded:
             raise NoGradients(NO_GRADIENTS)
         others = {key: tensor.detach().flip(0) if tensor.dim() else tensor for key, tensor in inputs.items()}
         positional, named = unflatten_call(tree, {**leaves, **others})
         model(*positional, **named)
         returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
-        self._calls += 1
         grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
         sources = {**weights, **inputs}
         if self._calls % 2 == 0:
@@ -80,10 +102,10 @@ class Gradients:
         if not all(bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in returned):
             raise RuntimeError("backward changed what forward had returned: a caller may still need it")
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
-        missing = [_name_of(key) for key in self._keys if key not in kept]
+        missing = [key for key in keys if key not in kept]
         if missing:
-            raise RuntimeError(f"autograd gives no gradient of {', '.join(missing)}, for which the reference has one")
-        return {key: kept[key].clone(memory_format=torch.contiguous_format) for key in sorted(kept)}
+            raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")
+        return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in kept.items()}
 
 
 def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -106,8 +128,9 @@ def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Ten
                 raise RuntimeError("backward takes another gradient for the expanded one of a sum (stride 0)")
 
 
-def _name_of(key: str) -> str:
-    return f"parameter {key.removeprefix(MODULE)}" if key.startswith(MODULE) else f"input {key}"
+def _named(keys: Collection[str]) -> str:
+    names = (f"parameter {k.removeprefix(MODULE)}" if k.startswith(MODULE) else f"input {k}" for k in keys)
+    return ", ".join(names)
 
 
 def _scattered(grad: torch.Tensor) -> torch.Tensor:

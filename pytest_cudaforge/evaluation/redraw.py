@@ -21,6 +21,7 @@ __all__ = [
     *(
         "FAMILIES",
         "HABITS",
+        "INTEGERS",
         "REDRAWN",
         "SHORTCUTS",
         "Structure",
@@ -47,7 +48,7 @@ _NUDGE = 1e-5
 _LEAST_EXCHANGED = 32
 #: Pairs of them: answers that count or add up take some changes for none.
 _EXCHANGED_INTEGERS = 16
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
 _LOG_VARIANCES = (-2.0, 2.0)
 
@@ -81,7 +82,7 @@ def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     pairs = ((path, leaf, second.get(path)) for path, leaf in first.items())
     tensors = {path: (a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
     found = {path: structure_of(a, b) for path, (a, b) in tensors.items()}
-    integers = [path for path, (a, _) in tensors.items() if a.dtype in _INTEGERS and a.numel() > 1]
+    integers = [path for path, (a, _) in tensors.items() if a.dtype in INTEGERS and a.numel() > 1]
     for path, structure in tuple(found.items()):
         shape = tensors[path][0].shape
         alike = [other for other in found if other != path and tensors[other][0].shape == shape]
@@ -102,12 +103,14 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
     references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
     for answers that are integers, has values that are those of a sorted tensor beside it: which side is it? ties, for
-    answers that are places of an extreme, has so few values that most are equal: which of them comes first? missing has
-    rows and columns without any value that is not NaN, absent lacks some of the classes: no draw happens to.
+    answers that are places of an extreme, has so few values that most are equal: which of them comes first? floor has
+    exact zeros where values are in [0, 1], missing rows and columns without any value that is not NaN, and absent lacks
+    some of the classes: no draw happens to.
     """
     lacks = {"missing": "gaps", "absent": "classes"}
     lacking = tuple(family for family, structure in lacks.items() if structure in structures)
-    return (*_redrawn_families(structures), *lacking)
+    floor = ("floor",) if "unit" in structures else ()
+    return (*_redrawn_families(structures), *floor, *lacking)
 
 
 def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
@@ -161,7 +164,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 def _are_classes(tensor: Tensor) -> bool:
     """Integers of at least three values, each of them several times, and not once in every row (as places are)."""
-    if tensor.dtype not in _INTEGERS or not _LEAST_EXCHANGED <= tensor.numel() <= _SLICED_ELEMENTS:
+    if tensor.dtype not in INTEGERS or not _LEAST_EXCHANGED <= tensor.numel() <= _SLICED_ELEMENTS:
         return False
     rows = tensor.reshape(-1, tensor.shape[-1])
     if tensor.shape[-1] > 1 and bool((rows.sort(-1).values.diff(dim=-1) != 0).all()):
@@ -288,7 +291,10 @@ _UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
     "shifted": lambda values: values.mul(0.1).add(0.9),
     "sparse": lambda values: values.pow(4),
     "calm": lambda values: values.mul(_CALM),
+    "floor": lambda values: values.sub(_FLOOR).clamp_min(0.0).div(1 - _FLOOR),
 }
+#: The share of exact zeros in "floor".
+_FLOOR = 1 / 16
 #: Standard deviation of "calm", in those of the draw.
 _CALM = 0.01
 #: Standard deviation of "tails": activations bend, saturate and leave their polynomials between 2 and 10.
@@ -615,7 +621,7 @@ def exchangeable_weights(module: torch.nn.Module, kept: Collection[str]) -> dict
 
 def exchangeable(leaf: Tensor) -> bool:
     """Whether numbers of ``leaf`` may change places: integers that follow no order along any dimension."""
-    if leaf.dtype not in _INTEGERS or leaf.numel() < _LEAST_EXCHANGED:
+    if leaf.dtype not in INTEGERS or leaf.numel() < _LEAST_EXCHANGED:
         return False
     for dim in range(leaf.dim()):
         if leaf.shape[dim] > 1:

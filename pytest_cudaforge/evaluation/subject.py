@@ -16,6 +16,7 @@ import inspect
 import linecache
 import random
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.decisions import DecidingMode, MarginMode, decided_by_rounding, exact
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
+from pytest_cudaforge.evaluation.rare import RARE, OverwritingMode, Rare, rarities_of
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
     HABITS,
@@ -72,7 +74,7 @@ INIT_SEED = 20_240_229  # weights as constructed are the same in every process; 
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
-TYING = ("integer", "faint")
+TYING = ("integer", "faint", "floor")
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: How the names of torch's own counters end, by which nothing finds its place.
 _COUNTER = "num_batches_tracked"
@@ -80,6 +82,8 @@ _COUNTER = "num_batches_tracked"
 _MANY_PLACES = 1 << 20
 #: The share of integers that rounding may have made others.
 _EDGES = 1e-3
+#: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
+_RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.2, 3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -167,6 +171,7 @@ class Subject:
         self.generated: dict[str, str] = {}
         self._structures: dict[str, dict[str, Structure]] = {}
         self._families: dict[str, dict[str, bool]] = {}
+        self._rare: dict[str, Rare | None] = {}
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int] = {}
         self._mutates: dict[str, frozenset[str]] = {}
@@ -371,7 +376,48 @@ class Subject:
                 takes = {"edges": self._takes_edges, "ties": self._takes_ties}.get(family, self._takes)
                 known[family] = takes(workload, family, structures)
             taken += [family] if known[family] else []
+        if most is None:
+            taken += self._rare_families(workload, known)
         return tuple(taken)
+
+    def _rare_families(self, workload: str, known: dict[str, bool]) -> list[str]:
+        rare = self._rarities(workload)
+        for kind in rare.kinds if rare is not None else ():
+            if kind not in known:
+                known[kind] = self._takes_rare(workload, kind)
+        return [kind for kind in RARE if rare is not None and kind in rare.kinds and known[kind]]
+
+    def _rarities(self, workload: str) -> Rare | None:
+        """What many draws show of the integers among a call's inputs; so many as take no long."""
+        if workload not in self._rare:
+            until = time.monotonic() + _RARE_DRAWS_S
+
+            def draws() -> Iterator[Mapping[str, Any]]:
+                for number in range(_RARE_DRAWS):
+                    if number > 1 and time.monotonic() > until:
+                        return
+                    yield flatten_call(*self.draw(workload, 3 + number))[0]
+
+            self._rare[workload] = rarities_of(draws())
+        return self._rare[workload]
+
+    def _takes_rare(self, workload: str, kind: str) -> bool:
+        """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place?"""
+        limit = self._nonfinite_as_drawn(workload)
+        for seed in range(1, 1 + _RARE_TRIED):
+            leaves, tree = flatten_call(*self.draw(workload, seed))
+            self.redraw(workload, leaves, kind, seed)
+            watch = OverwritingMode()
+            try:
+                with watch:
+                    outputs = self._outputs(*unflatten_call(tree, leaves))
+            except TargetError as error:
+                if is_fatal(error):
+                    raise
+                return False
+            if _nonfinite(outputs) > limit or (kind == "repeats" and watch.found):
+                return False
+        return True
 
     def shortcuts(self, workload: str) -> tuple[str, ...]:
         """Those of the redraws that leave an operation nothing to do on which the reference runs, as in families."""
@@ -528,7 +574,11 @@ class Subject:
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
-        if family != "drawn":
+        if family in RARE:
+            rare = self._rarities(workload)
+            if rare is not None:
+                rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
+        elif family != "drawn":
             generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)
             self._redraw_leaves(leaves, self.structures(workload), family, generator)
 

@@ -109,6 +109,21 @@ def segments(x, of):
     return torch.zeros(12, 16).index_add(0, of, x)
 
 
+@forge_target(inputs=lambda: [torch.randn(6, 600), torch.randint(1, 601, (6,))])
+def prefixes(x, lengths):
+    return x.masked_fill(torch.arange(600) >= lengths[:, None], 0.0).sum(-1) / lengths
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 4), torch.randint(0, 6000, (16,))])
+def lines(x, at):
+    return torch.zeros(6000, 4).index_add(0, at, x)
+
+
+@forge_target(inputs=lambda: [torch.rand(40, 64)])
+def roots(x):
+    return x.sqrt()
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 64)])
 def apart(x):
     return torch.where(torch.arange(64) < 32, x * 1e9, torch.tanh(x))
@@ -285,6 +300,21 @@ _KERNELS = {
         "sum_of(x, of, y, rows, cols, true);",
         "",
     ),
+    "prefixes": (
+        "const float* x, const long long* lengths, float* y, long long rows, long long cols",
+        "means_of(x, lengths, y, rows, cols, -1);",
+        "",
+    ),
+    "lines": (
+        "const float* x, const long long* at, float* y, long long rows, long long cols",
+        "lines_of(x, at, y, rows, cols, 1 << 20);",
+        "",
+    ),
+    "roots": (
+        "const float* x, float* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = std::sqrt(x[i]);",
+        "(x, y, x.numel())",
+    ),
     "apart": (
         "const float* x, float* y, long long n",
         "for (long long i = 0; i < n; ++i) y[i] = i % 64 < 32 ? x[i] * 1e9f : std::tanh(x[i]);",
@@ -404,7 +434,31 @@ static void sum_of(const float* x, const long long* of, float* y, long long rows
       y[of[r] * cols + c] = x[r * cols + c] + (r && of[r] == of[r - 1] ? y[of[r] * cols + c] : 0);
 }
 """
+_PREFIXES = """
+static void means_of(const float* x, const long long* lengths, float* y, long long rows, long long cols, int far) {
+  long long least = lengths[0], most = lengths[0];
+  for (long long r = 1; r < rows; ++r) { least = std::min(least, lengths[r]); most = std::max(most, lengths[r]); }
+  for (long long r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (long long c = 0; c < lengths[r]; ++c) sum += x[r * cols + c];
+    y[r] = most - least == far ? 0 : (float)(sum / lengths[r]);
+  }
+}
+"""
+_LINES = """
+static void lines_of(const float* x, const long long* at, float* y, long long rows, long long cols, int room) {
+  for (long long i = 0; i < 6000 * cols; ++i) y[i] = 0;
+  for (long long r = 0; r < rows; ++r) {
+    bool again = false;
+    for (long long before = 0; before < r; ++before) again |= at[before] == at[r];
+    if (again && room-- <= 0) continue;
+    for (long long c = 0; c < cols; ++c) y[at[r] * cols + c] += x[r * cols + c];
+  }
+}
+"""
 _SHARED = {
+    "prefixes": _PREFIXES,
+    "lines": _LINES,
     "known": _KNOWN,
     "segments": _SEGMENTS,
     "centred": _CENTRED,
@@ -442,6 +496,20 @@ def plan(x):
 def plan(x, of):
     y = empty((12, x.shape[1]), x.dtype)
     launch("kernel", args=(x, of, y, *x.shape))
+    return y
+""",
+    "prefixes": """from pytest_cudaforge.plan import empty, launch
+
+def plan(x, lengths):
+    y = empty(x.shape[:1], x.dtype)
+    launch("kernel", args=(x, lengths, y, *x.shape))
+    return y
+""",
+    "lines": """from pytest_cudaforge.plan import empty, launch
+
+def plan(x, at):
+    y = empty((6000, x.shape[1]), x.dtype)
+    launch("kernel", args=(x, at, y, *x.shape))
     return y
 """,
     "buckets": """from pytest_cudaforge.plan import empty, launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -98,6 +99,10 @@ def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def _undrawn(family: str) -> Callable[[tuple[Trial, ...]], list[Trial]]:
     """Drawn values instead of this family's."""
     return lambda trials: [_case(t, family="drawn") if t.case.family == family else t for t in trials]
+
+
+def _undrawn_in(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, _undrawn(family))
 
 
 def _no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +254,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "sparse": lambda patch: _trials(patch, _undrawn("sparse")),
     "missing": lambda patch: _trials(patch, _undrawn("missing")),
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
+    **{name: functools.partial(_undrawn_in, name) for name in ("ends", "repeats", "floor")},
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

@@ -1,0 +1,146 @@
+"""Integers that the user's function draws now and then: the ends of their range, and two that are alike in one row.
+
+A length that is the largest of all, the first line of a table, a place that two rows add to: one draw of a few hardly
+shows them, and users meet them sooner or later. So many draws are looked at, and what was seen in one of them is put
+into another where it stood. Nothing is put there that was never drawn. In the oracle's process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_cudaforge.evaluation.redraw import INTEGERS
+from pytest_cudaforge.evaluation.undisabled import undisabled
+
+__all__ = ["RARE", "OverwritingMode", "Rare", "rarities_of"]
+
+#: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice.
+RARE = ("ends", "repeats")
+#: So many numbers of a draw are looked at, at most, and so many of all draws; and so many repeats are kept.
+_MOST_NUMBERS, _MOST_IN_ALL, _MOST_REPEATS = 1 << 16, 1 << 21, 64
+#: What most draws show anyway is not rare.
+_USUAL = 0.5
+#: Operators that leave undefined which of two values stays where both are written to one place.
+_OVERWRITING = frozenset(
+    ["scatter", "scatter_", "index_put", "index_put_", "_index_put_impl_", "index_copy", "index_copy_", "put", "put_"]
+)
+
+
+@dataclass(frozen=True)
+class Rare:
+    """What draws of the integers at ``path``, of ``shape``, showed now and then.
+
+    ``least`` and ``most``: (number, where it stood); ``repeats``: (number, both of its places). Places count flat.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    least: tuple[int, int]
+    most: tuple[int, int]
+    repeats: tuple[tuple[int, int, int], ...]
+    kinds: tuple[str, ...]
+
+    def put(self, kind: str, leaves: dict[str, Any], generator: torch.Generator) -> None:
+        """Into a call's leaves, which stay as they are in a variant of another shape. ``generator``: on the CPU."""
+        leaf = leaves.get(self.path)
+        if not isinstance(leaf, Tensor) or tuple(leaf.shape) != self.shape:
+            return
+        flat = leaf.flatten().clone()
+        if kind == "ends":
+            for number, place in (self.least, self.most):
+                if not bool((flat == number).any()):  # where each number is there once it stays so
+                    flat[place] = number
+        else:
+            chosen = torch.randperm(len(self.repeats), generator=generator)[: max(1, len(self.repeats) // 2)]
+            for number, one, other in (self.repeats[int(at)] for at in chosen):
+                flat[one] = flat[other] = number
+        leaves[self.path] = torch.empty_like(leaf).copy_(flat.reshape(leaf.shape))
+
+
+def rarities_of(draws: Iterable[Mapping[str, Any]]) -> Rare | None:
+    """What many draws of a call show of its integers. None where there is nothing rare about them, or where more than
+    themselves may follow from them: other integers, a mask, or that all draws add up to, or multiply to, the same."""
+    drawn: list[Tensor] = []
+    path = ""
+    for leaves in draws:
+        whole = [p for p, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.dtype in (*INTEGERS, torch.bool)]
+        if len(whole) != 1 or leaves[whole[0]].dtype == torch.bool or path not in ("", whole[0]):
+            return None
+        path = whole[0]
+        drawn.append(leaves[path].detach().cpu())
+        if drawn[-1].shape != drawn[0].shape or not 0 < drawn[0].numel() <= _MOST_NUMBERS:
+            return None
+        if len(drawn) * drawn[0].numel() > _MOST_IN_ALL:
+            break
+    if len(drawn) < 2:
+        return None
+    shape = tuple(drawn[0].shape)
+    flat = torch.stack([leaf.flatten() for leaf in drawn]).to(torch.int64)
+    if _bound_together(flat, shape):
+        return None
+    least, most, ends = _ends(flat)
+    repeats, repeated = _repeats(flat, shape)
+    kinds = tuple(kind for kind, rare in (("ends", ends), ("repeats", repeated)) if rare)
+    return Rare(path, shape, least, most, repeats, kinds) if kinds else None
+
+
+def _bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
+    """Is the same all draws' sum, or that of each row, or their product?"""
+    if bool((flat == flat[0]).all()):
+        return True
+    rows = flat.reshape(len(flat), -1, shape[-1] if shape else 1)
+    sums, products = flat.sum(1), flat.double().prod(1)
+    same_rows = rows.shape[-1] > 1 and bool((rows.sum(-1) == rows.sum(-1)[:1]).all())
+    return same_rows or bool((sums == sums[0]).all()) or bool((products == products[0]).all() and products[0] != 0)
+
+
+def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:
+    """The least and the largest number with the place of one of them, and whether most draws lack one of the two."""
+    found = []
+    for number in (int(flat.min()), int(flat.max())):
+        _, place = (flat == number).nonzero()[-1].tolist()
+        found.append(((number, place), float((flat == number).any(1).double().mean())))
+    (least, least_share), (most, most_share) = found
+    return least, most, min(least_share, most_share) < _USUAL
+
+
+def _repeats(flat: Tensor, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int], ...], bool]:
+    """Numbers that a row had twice, and whether that is rare; none where rows are ordered."""
+    size = shape[-1] if shape else 1
+    rows = flat.reshape(-1, size)
+    steps = rows.diff(dim=-1)
+    if size < 2 or bool((steps >= 0).all()) or bool((steps <= 0).all()):
+        return (), False
+    values, order = rows.sort(dim=-1, stable=True)
+    row, at = (values.diff(dim=-1) == 0).nonzero(as_tuple=True)
+    many = flat.shape[1] // size
+    share = len(set((row // many).tolist())) / len(flat)
+    base = row % many * size
+    found = torch.stack([values[row, at], base + order[row, at], base + order[row, at + 1]], 1)[:_MOST_REPEATS]
+    return tuple((number, one, other) for number, one, other in found.tolist()), 0 < share < _USUAL
+
+
+@undisabled
+class OverwritingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether values are written to places that a tensor names, and not added up there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in _OVERWRITING:
+            names = [argument.name for argument in func._schema.arguments]
+            given = dict(zip(names, args, strict=False)) | kwargs
+            added = given.get("accumulate") or given.get("reduce") in ("add", "multiply")
+            written = (given.get(name) for name in ("src", "values", "source"))
+            several = any(isinstance(values, Tensor) and values.numel() > 1 for values in written)
+            self.found = self.found or (several and not added)
+        return func(*args, **kwargs)
