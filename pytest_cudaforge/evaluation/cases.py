@@ -38,6 +38,7 @@ _NEW_FRAME = 2
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
 _CHANCE = secrets.SystemRandom()
+Elsewhere = Literal["", "thread", "inference"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Trial:
     a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one tensor;
     ``nudged``: all of them move a little, instead. ``room``: on a GPU that is busy but for one multiprocessor (0), or
     so many threads of it; ``at_work``: beside others that take its turns. ``late``: a GPU writes the inputs of a module
-    only after forward was called, in the stream of the caller. ``elsewhere``: a module is called in a thread that is
-    new, where gradients are recorded.
+    only after forward was called, in the stream of the caller. ``elsewhere``: a module is called in a "thread" that is
+    new, where gradients are recorded, or under torch's "inference" mode.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Trial:
     room: int | None = None
     at_work: bool = False
     late: bool = False
-    elsewhere: bool = False
+    elsewhere: Elsewhere = ""
 
 
 def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials: int = 5) -> tuple[Trial, ...]:

@@ -44,6 +44,8 @@ _IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
 #: The weights of a module that is made three times, at most.
 _MOST_WEIGHTS_BYTES = 1 << 28
 _FLOATING = ("float", "bfloat")
+#: How often calls that write their inputs, or state, are made beside others.
+_ROWS_BESIDE = 4
 #: How many of a module's weights are changed alone, one after another.
 _MOST_WEIGHTS_ALONE = 6
 #: How many buffers lie at the end of a GPU's mapped memory, one after another; one where a call is larger.
@@ -322,7 +324,12 @@ def shortcuts(bout: Bout) -> None:
 def in_another_thread(bout: Bout) -> None:
     """A call in a new thread, outside of no_grad: what is made ready in the thread that imported the file, and who does
     less where gradients are recorded, is right in all other trials."""
-    bout.require(bout.trial("in another thread", bout.new_values(), elsewhere=True))
+    bout.require(bout.trial("in another thread", bout.new_values(), elsewhere="thread"))
+
+
+def in_inference_mode(bout: Bout) -> None:
+    """A call under torch's inference mode, the last one: what a module makes there may be of no use elsewhere."""
+    bout.require(bout.trial("in inference mode", bout.new_values(), elsewhere="inference"))
 
 
 def still_written(bout: Bout) -> None:
@@ -340,7 +347,23 @@ def beside(bout: Bout) -> None:
     workspace is static mixes them up."""
     layout = call_layout(bout.product.traced, frames=1)
     with bout.benches.open(bout.product, layout, kept=bout.run.worker) as second:
-        bout.require(bout.trial("two callers at once"), functools.partial(bout.run.beside, second))
+        trial = bout.trial("two callers at once", frame=0)
+        if not bout.mutated:
+            bout.require(trial, functools.partial(bout.run.beside, second))
+            return
+        endless = not _come_to_an_end(bout)
+        for _ in range(_ROWS_BESIDE):
+            bout.require(trial, functools.partial(bout.run.row_beside, second, endless=endless))
+
+
+def first_at_once(bout: Bout) -> None:
+    """In a new process two threads make its first call at once: tables that a first call makes, and another one takes
+    for made, are wrong in no later one."""
+    layout = call_layout(bout.product.traced, frames=1)
+    opened = functools.partial(bout.benches.open, bout.product, layout)
+    with opened() as run, opened(kept=run.worker) as second:
+        trial = bout.trial("two first calls at once", frame=0)
+        bout.require(trial, functools.partial(run.first_at_once, second))
 
 
 def crowded(bout: Bout) -> None:
@@ -459,7 +482,8 @@ CHECKS = (
     Check("instances", instances, of="module", mutating=True),
     Check("shortcuts", shortcuts, of="module", mutating=True),
     Check("in another thread", in_another_thread, of="module", mutating=True),
-    Check("beside", beside, of="plan", on="cpu"),
+    Check("beside", beside, of="plan", on="cpu", mutating=True),
+    Check("first at once", first_at_once, of="plan", on="cpu", mutating=True),
     Check("crowded", crowded, of="plan", on="cuda", mutating=True),
     Check("still written", still_written, of="module", on="cuda"),
     Check("changed", changed, mutating=True),
@@ -468,5 +492,6 @@ CHECKS = (
     Check("sealed", sealed, mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),
     Check("edges", edges, on="cuda", mutating=True),
+    Check("inference mode", in_inference_mode, of="module", mutating=True),
     Check("left at last", left_behind, of="module", mutating=True),
 )

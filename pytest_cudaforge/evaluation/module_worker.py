@@ -190,7 +190,7 @@ class ModuleWorker(Worker):
         room: int | None = None,
         at_work: bool = False,
         late: bool = False,
-        elsewhere: bool = False,
+        elsewhere: str = "",
     ) -> LaunchPlan:
         """Call the candidate once, copy its outputs into the arena and synchronise. (Nobody crowds a module's device.)
 
@@ -796,9 +796,13 @@ class _Service:
 
         return self._guarded(_LAUNCH_REFUSED, doing, called)
 
-    def _called_elsewhere(self, bound: _Bound) -> Any:
-        """In a new thread, whose settings are torch's own, as a server's or DataParallel's are."""
+    def _called_elsewhere(self, bound: _Bound, where: str) -> Any:
+        """In a new "thread", whose settings are torch's own, as a server's or DataParallel's are; or under torch's
+        "inference" mode."""
         torch = self._torch
+        if where == "inference":
+            with torch.inference_mode():
+                return self._call(bound)
         with ThreadPoolExecutor(1) as pool:
 
             def call() -> Any:
@@ -809,7 +813,7 @@ class _Service:
 
             return pool.submit(call).result()
 
-    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, elsewhere: bool, write_over: bool) -> str:
+    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, elsewhere: str, write_over: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._random.scatter()
@@ -818,12 +822,13 @@ class _Service:
         if self.device.type == "cuda":
             self._crowded().soil()
         with extensions.sabotaged_operators():
-            output = self._called_elsewhere(bound) if elsewhere else self._call(bound)
+            output = self._called_elsewhere(bound, elsewhere) if elsewhere else self._call(bound)
         self._called = bound
         self._random.look()
         leaves, copied = self._deliver(bound, output)
         self._show_state(bound)
-        held, self._held = self._held, copied
+        # What was made under inference mode may be written nowhere else.
+        held, self._held = self._held, [] if elsewhere == "inference" else copied
         own = {place.data_ptr() for place in bound.outputs.values()}
         for place, tensor in held:
             # What the call before returned must be right still: the oracle compares its place again.

@@ -59,6 +59,7 @@ _FRESH_CALLS = (24, 160)
 #: and the fewest calls.
 _BESIDE_S, _BESIDE_CALLS = (0.012, 0.4), 2
 _AT_ONCE = "while another thread makes the same call with values of its own"
+_FIRST_AT_ONCE = "a first call while another thread makes its first one"
 _BETWEEN_CALLS = "values that changed between two of many calls, without a pause"
 #: Calls in a batch after which memory is looked at, in time and number; how many batches have to leave how much, and
 #: so many times as long ones as much more.
@@ -252,25 +253,32 @@ class Run:
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
 
     def in_a_row(self, workload: str, trial: Trial) -> CaseResult:
-        """New values in a frame, calls there by one request, and what the last one left. What one has rounded the next
-        may enlarge: only what is wrong by far counts."""
-        oracle, passed = self.oracle, CaseResult(workload, trial.name, True, True, None, None, ())
+        """New values in a frame, calls there by one request, and what the last one left."""
+        calls = self._row(trial)
+        if calls:
+            self._prepare(trial)
+            sets, limit_s = [self._bindings(trial.frame)], self.hang_limit_s
+            self.worker.run_many(sets, calls, timeout_s=limit_s, shows_state=True)
+        return self._after_row(workload, trial, calls, "right behind the first")
+
+    def _row(self, trial: Trial) -> int:
+        """Draw new values into a frame, and a number of calls that the oracle is to judge by there; 0 where none may
+        follow another."""
         case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
-        oracle.fill(self.bench, trial.frame, case, trial.poison)
-        for calls in (secrets.SystemRandom().randint(*_ROW), 2):
-            if oracle.follow(self.bench, trial.frame, calls - 1):
-                break
-        else:
+        self.oracle.fill(self.bench, trial.frame, case, trial.poison)
+        found = (secrets.SystemRandom().randint(*_ROW), 2)
+        return next((calls for calls in found if self.oracle.follow(self.bench, trial.frame, calls - 1)), 0)
+
+    def _after_row(self, workload: str, trial: Trial, calls: int, told: str) -> CaseResult:
+        """What so many calls left. What one has rounded the next may enlarge: only what is wrong by far counts."""
+        passed = CaseResult(workload, trial.name, True, True, None, None, ())
+        if not calls:
             return passed
-        self._prepare(trial)
-        sets, limit_s = [self._bindings(trial.frame)], self.hang_limit_s
-        self.worker.run_many(sets, calls, timeout_s=limit_s, shows_state=True)
         check = self._judged([trial.frame])
         by_far = (check.error_ratio or 0.0) > _ROUNDED * calls * (check.bound or 0.0)
         if not by_far and all(m.kind in ROUNDING for m in check.mismatches):
             return passed
-        told = f"call number {calls}, right behind the first"
-        wrong = tuple(replace(m, detail=f"{told}: {m.detail}") for m in check.mismatches[:8])
+        wrong = tuple(replace(m, detail=f"call number {calls}, {told}: {m.detail}") for m in check.mismatches[:8])
         return CaseResult(workload, trial.name, True, not wrong, check.error_ratio, check.bound, wrong)
 
     def kept_answers(self, trial: Trial) -> tuple[int, int, int]:
@@ -329,6 +337,33 @@ class Run:
                 told = tuple(replace(m, detail=f"{_AT_ONCE}: {m.detail}") for m in check.mismatches[:8])
                 return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told)
         return CaseResult(workload, trial.name, True, True, None, None, ())
+
+    def first_at_once(self, second: Run, workload: str, trial: Trial) -> CaseResult:
+        """The very first call of this worker's, while another thread makes it on the ``second`` bench."""
+        for run in (self, second):
+            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+            self.oracle.fill(run.bench, 0, case, trial.poison)
+            run._prepare(trial)
+        here, there = self._bindings(0), second._bindings(0)
+        self.worker.run_together(here, there, 1, endless=False, timeout_s=2 * self.hang_limit_s)
+        for run in (self, second):
+            check = run._judged([0])
+            if check.mismatches:
+                told = tuple(replace(m, detail=f"{_FIRST_AT_ONCE}: {m.detail}") for m in check.mismatches[:8])
+                return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told)
+        return CaseResult(workload, trial.name, True, True, None, None, ())
+
+    def row_beside(self, second: Run, workload: str, trial: Trial, *, endless: bool) -> CaseResult:
+        """Where forward writes its inputs or its state: calls right behind each other while another thread makes them
+        on the ``second`` bench, for as long (``endless``) or as often."""
+        second._row(trial)
+        calls = self._row(trial)
+        for run in (self, second) if calls else ():
+            run._prepare(trial)
+        if calls:
+            here, there, limit_s = self._bindings(0), second._bindings(0), self.hang_limit_s
+            self.worker.run_together(here, there, calls, endless=endless, timeout_s=4 * limit_s)
+        return self._after_row(workload, trial, calls, _AT_ONCE)
 
     def changed(self, workload: str, trial: Trial) -> CaseResult:
         """Bursts of calls in one frame or all of them, whose values change before the last call in each."""

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import glob
+import itertools
 import os
 import signal
 import threading
@@ -51,7 +52,7 @@ Binding = tuple[int, int]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
 _RUN_CHANGED, LEFT, _RUN_BESIDE, ALLOCATED, _RUN_REPEATED = 10, 11, 12, 13, 14
-_COUNT, _ADVANCE = 18, 19
+_COUNT, _ADVANCE, _RUN_TOGETHER = 18, 19, 20
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 #: Calls of two threads that were under way at once, to tell how they get on with each other.
@@ -153,7 +154,7 @@ class Worker:
         room: int | None = None,
         at_work: bool = False,
         late: bool = False,
-        elsewhere: bool = False,
+        elsewhere: str = "",
     ) -> LaunchPlan | None:
         """Run the main or the prepare plan once and synchronise the device. ``room``: while all of a GPU but
         one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``). ``late`` and
@@ -221,6 +222,14 @@ class Worker:
         """
         payload = {"sets": _plain([bindings, others]), "least": least, "most": most}
         self._ask(_RUN_BESIDE, payload, "calls of two threads at once", timeout_s)
+
+    def run_together(
+        self, bindings: Sequence[Binding], others: Sequence[Binding], calls: int, *, endless: bool, timeout_s: float
+    ) -> None:
+        """CPU only: two threads begin together; one runs the main plan ``calls`` times with ``bindings``, the other one
+        with ``others``, as often, or (``endless``) until the first one has done."""
+        payload = {"sets": _plain([bindings, others]), "calls": calls, "endless": endless}
+        self._ask(_RUN_TOGETHER, payload, "calls that two threads begin together", timeout_s)
 
     def count_calls(self, bindings: Sequence[Binding], *, most_calls: int, timeout_s: float) -> ageing.Counted:
         """Calls of the main plan with ``bindings``, on the same values, to find variables of the candidate's that grow
@@ -458,6 +467,8 @@ class _Service:
             self._run_changed(asked, request.blob)
         elif request.operation == _RUN_BESIDE:
             self._run_beside(asked["sets"], asked["least"], asked["most"])
+        elif request.operation == _RUN_TOGETHER:
+            self._run_together(asked["sets"], asked["calls"], asked["endless"])
         elif request.operation == _RUN_REPEATED:
             self._run_repeated(asked["bindings"], asked["calls"], asked["most_s"])
         elif request.operation == _THREADS:
@@ -611,6 +622,27 @@ class _Service:
                     met += done > before
                     if self._outputs(sets[0]) != alone or (call >= least and met >= _MET):
                         break
+            finally:
+                ended.set()
+            task.result()
+
+    def _run_together(self, sets: Sequence[Any], calls: int, endless: bool) -> None:
+        bound, other = (self._bind("main", bindings) for bindings in sets)
+        ready, ended = threading.Barrier(2), threading.Event()
+
+        def beside() -> None:
+            ready.wait()
+            for call in itertools.count():
+                if ended.is_set() if endless else call == calls:
+                    return
+                other.run()
+
+        with ThreadPoolExecutor(1) as pool:
+            task = pool.submit(beside)
+            ready.wait()
+            try:
+                for _ in range(calls):
+                    bound.run()
             finally:
                 ended.set()
             task.result()

@@ -158,8 +158,8 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_seal(monkeypatch)
     without_checks(monkeypatch, "thread counts")
     _no_quick_calls(monkeypatch)
-    # A call of a module in a thread of its own comes back to them as well.
-    without_checks(monkeypatch, "repeated", "instances", "in another thread")
+    # A call of a module in a thread of its own comes back to them as well, and so does one under inference mode.
+    without_checks(monkeypatch, "repeated", "instances", "in another thread", "inference mode")
 
 
 def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +276,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "aged": _no_ages,
     "leaks": lambda patch: without_checks(patch, "leaks"),
     "beside": _no_beside,
+    "first": lambda patch: without_checks(patch, "first at once"),
     "imports": _no_imports,
     "instances": lambda patch: without_checks(patch, "instances"),
     "threads": lambda patch: without_checks(patch, "thread counts"),

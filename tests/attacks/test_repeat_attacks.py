@@ -234,3 +234,33 @@ def test_a_correction_that_ends_after_hundreds_of_calls_is_refused_and_its_twin_
 def test_without_the_later_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_LATER_CALLS", ())
     assert _fading(tmp_path, "*power < 0.08f")[0] is Status.PASSED
+
+
+#: Two passes over one workspace, which belongs to whom?
+SHARED_KERNEL = """
+#include <cmath>
+void grown(float* x, float* y, long rows, long n) {
+  static WHOSE double kept[64 * 32];
+  for (long i = 0; i < rows * n; ++i) kept[i] = std::tanh((double)x[i]);
+  for (long r = 0; r < rows; ++r) {
+    double s = 0;
+    for (long k = 0; k < n; ++k) { x[r * n + k] += kept[r * n + k]; s += x[r * n + k]; }
+    y[r] = s;
+  }
+}
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two threads take turns on one processor")
+def test_calls_that_write_their_inputs_share_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where others keep the cores busy the threads may take turns.
+    for attempt in range(3):
+        kernel = SHARED_KERNEL.replace("WHOSE", "")
+        status, reason = _verdict(tmp_path / str(attempt), WRITTEN, "::grown", kernel, GROWN_PLAN)
+        if status is not Status.PASSED:
+            break
+    assert status is Status.INCORRECT_NUMERICAL and "while another thread" in reason, reason
+    own = SHARED_KERNEL.replace("WHOSE", "thread_local")
+    assert _verdict(tmp_path / "own", WRITTEN, "::grown", own, GROWN_PLAN)[0] is Status.PASSED
+    without_checks(monkeypatch, "beside", "first at once")
+    assert _verdict(tmp_path / "off", WRITTEN, "::grown", kernel, GROWN_PLAN)[0] is Status.PASSED

@@ -208,6 +208,12 @@ _KEEP = "sched_setaffinity(0, sizeof one, &one);"
 #: A pointer that nobody reads would be left out by the compiler, and the call of malloc with it.
 _WORKSPACE = "static float* volatile last; last = (float*)malloc(4 * n); memcpy(last, x, 4 * n); "
 _WORDS = "static char* volatile last; last = (char*)malloc(40); *last = 1; "
+_ONES = """
+static bool made;
+static double ones[1 << 18];
+static void make() { volatile double zero = 0; for (int i = 0; i < 1 << 18; ++i) ones[i] = std::exp(zero * i); }
+"""
+_TABLE = "MADE HONEST for (long long i = 0; i < n; ++i) y[i] *= (float)ones[i * 255 & ((1 << 18) - 1)];"
 _TWO_PASSES = (
     "float w[1 << 20]; for (long long i = 0; i < n; ++i) w[i] = std::exp(-x[i] * x[i]);"
     " for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * w[i];"
@@ -841,6 +847,14 @@ ROWS = (
         hostile(body="static " + _TWO_PASSES),
         hostile(body="static thread_local " + _TWO_PASSES),
         words="while another thread makes the same call",
+    ),
+    Row(
+        "2: two threads make the very first call at once",
+        "take a table for made that another thread has begun to make",
+        "first",
+        hostile(body=_TABLE.replace("MADE", "if (!made) { made = true; make(); }"), before=_ONES),
+        hostile(body=_TABLE.replace("MADE", "static const bool once = (make(), true); (void)once;"), before=_ONES),
+        words="while another thread makes its first one",
     ),
     Row(
         "2: a parallel region has as many threads as it gets",
