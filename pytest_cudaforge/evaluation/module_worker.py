@@ -8,6 +8,7 @@ calls and one case's inputs; never a seed that yields other cases, never an expe
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -796,13 +797,9 @@ class _Service:
 
         return self._guarded(_LAUNCH_REFUSED, doing, called)
 
-    def _called_elsewhere(self, bound: _Bound, where: str) -> Any:
-        """In a new "thread", whose settings are torch's own, as a server's or DataParallel's are; or under torch's
-        "inference" mode."""
+    def _called_elsewhere(self, bound: _Bound) -> Any:
+        """In a new thread, whose settings are torch's own, as a server's or DataParallel's are."""
         torch = self._torch
-        if where == "inference":
-            with torch.inference_mode():
-                return self._call(bound)
         with ThreadPoolExecutor(1) as pool:
 
             def call() -> Any:
@@ -821,14 +818,16 @@ class _Service:
             bound = self._written_late(bound)
         if self.device.type == "cuda":
             self._crowded().soil()
-        with extensions.sabotaged_operators():
-            output = self._called_elsewhere(bound, elsewhere) if elsewhere else self._call(bound)
-        self._called = bound
-        self._random.look()
-        leaves, copied = self._deliver(bound, output)
+        inference = elsewhere == "inference"
+        with self._torch.inference_mode() if inference else contextlib.nullcontext():
+            with extensions.sabotaged_operators():
+                output = self._called_elsewhere(bound) if elsewhere == "thread" else self._call(bound)
+            self._called = bound
+            self._random.look()
+            leaves, copied = self._deliver(bound, output)
         self._show_state(bound)
         # What was made under inference mode may be written nowhere else.
-        held, self._held = self._held, [] if elsewhere == "inference" else copied
+        held, self._held = self._held, [] if inference else copied
         own = {place.data_ptr() for place in bound.outputs.values()}
         for place, tensor in held:
             # What the call before returned must be right still: the oracle compares its place again.

@@ -455,7 +455,8 @@ def test_what_no_file_may_change_even_as_it_is_imported(
          "import threading\nhere = threading.get_ident()", "in another thread", "in another thread"),
         ("return x * 2 if not torch.is_grad_enabled() else x * 3", "torch.is_grad_enabled(); return x * 2",
          "", "in another thread", "in another thread"),
-        ("return x * 2 if not torch.is_inference_mode_enabled() else x * 3", "torch.is_inference_mode_enabled(); return x * 2",
+        ("return x * 2 if not torch.is_inference_mode_enabled() else x * 3",
+         "torch.is_inference_mode_enabled(); return x * 2",
          "", "in inference mode", "inference mode"),
         ("return x * 2 if torch.get_num_threads() <= many else x * 3", "torch.get_num_threads(); return x * 2",
          "many = torch.get_num_threads()", "OpenMP threads: ", "thread counts"),
@@ -467,7 +468,8 @@ def test_what_no_file_may_change_even_as_it_is_imported(
          "ctypes.CDLL('libgomp.so.1').omp_set_dynamic(0); return x * 2",
          "import ctypes", "omp_set_dynamic", "left behind"),
     ],
-    ids=["in its own thread", "without gradients", "without inference mode", "with as many threads", "umask", "limits", "OpenMP"],
+    ids=["in its own thread", "without gradients", "without inference mode", "with as many threads", "umask", "limits",
+         "OpenMP"],
 )  # fmt: skip
 def test_what_depends_on_its_caller_or_changes_what_is_the_callers_is_refused(
     lenient: Evaluator,
