@@ -101,13 +101,16 @@ def _bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    """The least and the largest number with the place of one of them, and whether most draws lack one of the two."""
-    found = []
+    """The least and the largest number, each with a place of its own where it stood in one draw or another, as far as
+    there are two; and whether most draws lack one of the two."""
+    found: list[tuple[int, int]] = []
+    shares = []
     for number in (int(flat.min()), int(flat.max())):
-        _, place = (flat == number).nonzero()[-1].tolist()
-        found.append(((number, place), float((flat == number).any(1).double().mean())))
-    (least, least_share), (most, most_share) = found
-    return least, most, min(least_share, most_share) < _USUAL
+        places = (flat == number).nonzero()[:, 1].tolist()
+        free = [place for place in places if place not in [taken for _, taken in found]]
+        found.append((number, (free or places)[0]))
+        shares.append(float((flat == number).any(1).double().mean()))
+    return found[0], found[1], min(shares) < _USUAL
 
 
 def _repeats(flat: Tensor, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int], ...], bool]:
