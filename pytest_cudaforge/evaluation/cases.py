@@ -38,7 +38,7 @@ _NEW_FRAME = 2
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
 _CHANCE = secrets.SystemRandom()
-Elsewhere = Literal["", "thread", "inference"]
+Elsewhere = Literal["", "thread", "training", "inference"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Trial:
     ``nudged``: all of them move a little, instead. ``room``: on a GPU that is busy but for one multiprocessor (0), or
     so many threads of it; ``at_work``: beside others that take its turns. ``late``: a GPU writes the inputs of a module
     only after forward was called, in the stream of the caller. ``elsewhere``: a module is called in a "thread" that is
-    new, where gradients are recorded, or under torch's "inference" mode.
+    new, where gradients are recorded; in such a one, "training", with inputs and parameters that ask for gradients; or
+    under torch's "inference" mode.
     """
 
     name: str

@@ -23,6 +23,7 @@ from pytest_cudaforge.evaluation.settings import DRAWN
 from pytest_cudaforge.evaluation.worker import openmp_threads
 from pytest_cudaforge.languages.binary import block_sizes
 from pytest_cudaforge.records import CaseResult, Status, Target
+from pytest_cudaforge.runtime.gradients import is_backward
 
 __all__ = ["CHECKS", "Bout", "Check", "checks_for", "turns"]
 
@@ -327,6 +328,20 @@ def in_another_thread(bout: Bout) -> None:
     bout.require(bout.trial("in another thread", bout.new_values(), elsewhere="thread"))
 
 
+def training(bout: Bout) -> None:
+    """A call whose inputs and parameters ask for gradients, as in training: who answers otherwise then, or leaves the
+    state alone, is right in all other trials. Who raises gives no wrong answer."""
+
+    def judged(name: str, trial: Trial) -> CaseResult:
+        try:
+            return bout.run.case(name, trial, contract=True)
+        except LaunchFailure as error:
+            return CaseResult(name, trial.name, False, True, None, None, note=f"not possible: {error}")
+
+    if not is_backward(bout.name) and not any(path.startswith("input/") for path in bout.mutated):
+        bout.require(bout.trial("in training", bout.new_values(), elsewhere="training"), judged)
+
+
 def in_inference_mode(bout: Bout) -> None:
     """A call under torch's inference mode, the last one: what a module makes there may be of no use elsewhere."""
     bout.require(bout.trial("in inference mode", bout.new_values(), elsewhere="inference"))
@@ -492,6 +507,7 @@ CHECKS = (
     Check("sealed", sealed, mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),
     Check("edges", edges, on="cuda", mutating=True),
+    Check("in training", training, of="module", mutating=True),
     Check("inference mode", in_inference_mode, of="module", mutating=True),
     Check("left at last", left_behind, of="module", mutating=True),
 )

@@ -402,6 +402,11 @@ class _Bound:
         return other
 
 
+def _asking(tensor: torch.Tensor) -> torch.Tensor:
+    """In the same memory, a tensor that asks for a gradient where it is one of floats."""
+    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+
+
 class _Service:
     """The candidate, the attached arenas and what is bound of them."""
 
@@ -797,6 +802,20 @@ class _Service:
 
         return self._guarded(_LAUNCH_REFUSED, doing, called)
 
+    def _called_training(self, bound: _Bound) -> Any:
+        """As elsewhere, with inputs and parameters that ask for gradients; nobody goes back through the answer."""
+        written = self._recipe.written if self._recipe is not None else ()
+        named = self._model.named_parameters()
+        trained = [p for path, p in named if p.is_floating_point() and path not in written]
+        inputs = {path: (index, _asking(tensor)) for path, (index, tensor) in bound.inputs.items()}
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        try:
+            return self._called_elsewhere(bound.on(self, inputs))
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+
     def _called_elsewhere(self, bound: _Bound) -> Any:
         """In a new thread, whose settings are torch's own, as a server's or DataParallel's are."""
         torch = self._torch
@@ -821,7 +840,8 @@ class _Service:
         inference = elsewhere == "inference"
         with self._torch.inference_mode() if inference else contextlib.nullcontext():
             with extensions.sabotaged_operators():
-                output = self._called_elsewhere(bound) if elsewhere == "thread" else self._call(bound)
+                calls = {"thread": self._called_elsewhere, "training": self._called_training}
+                output = calls.get(elsewhere, self._call)(bound)
             self._called = bound
             self._random.look()
             leaves, copied = self._deliver(bound, output)

@@ -159,7 +159,7 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(monkeypatch, "thread counts")
     _no_quick_calls(monkeypatch)
     # A call of a module in a thread of its own comes back to them as well, and so does one under inference mode.
-    without_checks(monkeypatch, "repeated", "instances", "in another thread", "inference mode")
+    without_checks(monkeypatch, "repeated", "instances", "in another thread", "in training", "inference mode")
 
 
 def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -455,6 +455,8 @@ def test_what_no_file_may_change_even_as_it_is_imported(
          "import threading\nhere = threading.get_ident()", "in another thread", "in another thread"),
         ("return x * 2 if not torch.is_grad_enabled() else x * 3", "torch.is_grad_enabled(); return x * 2",
          "", "in another thread", "in another thread"),
+        ("return x * 2 if not x.requires_grad else x * 3", "x.requires_grad; return x * 2",
+         "", "in training", "in training"),
         ("return x * 2 if not torch.is_inference_mode_enabled() else x * 3",
          "torch.is_inference_mode_enabled(); return x * 2",
          "", "in inference mode", "inference mode"),
@@ -468,8 +470,8 @@ def test_what_no_file_may_change_even_as_it_is_imported(
          "ctypes.CDLL('libgomp.so.1').omp_set_dynamic(0); return x * 2",
          "import ctypes", "omp_set_dynamic", "left behind"),
     ],
-    ids=["in its own thread", "without gradients", "without inference mode", "with as many threads", "umask", "limits",
-         "OpenMP"],
+    ids=["in its own thread", "without gradients", "without training", "without inference mode",
+         "with as many threads", "umask", "limits", "OpenMP"],
 )  # fmt: skip
 def test_what_depends_on_its_caller_or_changes_what_is_the_callers_is_refused(
     lenient: Evaluator,
@@ -486,7 +488,7 @@ def test_what_depends_on_its_caller_or_changes_what_is_the_callers_is_refused(
     assert words in evaluation.reason
     found = _verdict(lenient, repo, model(twin, before=before))
     assert found.status is Status.PASSED, found.reason
-    without_checks(monkeypatch, off)
+    without_checks(monkeypatch, off, "in training")
     found = _verdict(lenient, repo, model(body, before=before))
     assert found.status is Status.PASSED, found.reason
 
@@ -693,7 +695,7 @@ def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_pa
     before = textwrap.dedent(before).strip()
     attack = model(f"{before}\ny = x * 2\n{change}\nreturn y")
     if "signal.signal" in change:
-        without_checks(monkeypatch, "in another thread")  # which may not ask for them
+        without_checks(monkeypatch, "in another thread", "in training")  # which may not ask for them
     evaluation = _verdict(lenient, repo, attack)
     assert evaluation.status is Status.REJECTED and words in evaluation.reason, evaluation.reason
     twin = model(f"{before}\n{change}\n{undo}\nreturn x * 2")
