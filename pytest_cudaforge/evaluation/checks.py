@@ -344,7 +344,8 @@ def training(bout: Bout) -> None:
 
 def in_inference_mode(bout: Bout) -> None:
     """A call under torch's inference mode, the last one: what a module makes there may be of no use elsewhere."""
-    bout.require(bout.trial("in inference mode", bout.new_values(), elsewhere="inference"))
+    if not is_backward(bout.name):
+        bout.require(bout.trial("in inference mode", bout.new_values(), elsewhere="inference"))
 
 
 def still_written(bout: Bout) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,10 @@ __all__ = ["GradientSubject"]
 _OWN_ARGUMENTS = (OUTPUT, GRADIENT)
 #: A relative error (rms) of gradients that have lost their leading digit.
 LOST = 0.1
+#: What losses are multiplied by, as mixed precision does, in one draw of two; fewer times where fp16 has the gradients.
+_LOSS_SCALES, _HALF_LOSS_SCALES = (2.0**16, 2.0**-16), (2.0**4, 2.0**-4)
+#: Draws by smaller seeds, from which an input's structure is told, have a plain gradient for each output.
+_LEAST_SECRET = 1 << 20
 
 
 class GradientSubject(Subject):
@@ -84,6 +89,8 @@ class GradientSubject(Subject):
         generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x96AD)
         leaves, tree = flatten_output(out)
         grads = {path: _gradient_like(leaf, generator) for path, leaf in leaves.items()}
+        if seed >= _LEAST_SECRET:
+            grads = _of_some_loss(grads, random.Random(seed))
         return args, {**kwargs, OUTPUT: out, GRADIENT: unflatten_output(tree, grads)}
 
     def completed(self, leaves: dict[str, Any], tree: Any) -> dict[str, Any]:
@@ -182,8 +189,7 @@ class GradientSubject(Subject):
             sources |= inputs
             pairs = [(outputs[path], grad) for path, grad in given.items() if isinstance(grad, torch.Tensor)]
             pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
-            outs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
-            found = torch.autograd.grad(outs, list(sources.values()), grads, allow_unused=True)
+            found = _grads_of(pairs, list(sources.values()))
         grads_of = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
         return {key: grads_of[key].clone(memory_format=torch.contiguous_format) for key in sorted(grads_of)}
 
@@ -244,6 +250,35 @@ def _requiring_grad(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         for parameter in held:
             parameter.requires_grad_(False)
+
+
+def _grads_of(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], sources: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor | None]:
+    """Gradients of ``sources``, those of outputs that a loss does not take left out: zeros where nothing else has any;
+    None where no output at all depends on one."""
+    outs, grads = [output for output, _ in pairs], [grad for _, grad in pairs]
+    told = [(output, grad) for output, grad in pairs if bool((grad != 0).any())]
+    if not told or len(told) == len(pairs):
+        return torch.autograd.grad(outs, sources, grads, allow_unused=True)
+    every = torch.autograd.grad(outs, sources, grads, allow_unused=True, retain_graph=True)
+    some = torch.autograd.grad([o for o, _ in told], sources, [g for _, g in told], allow_unused=True)
+    zeros = (None if grad is None else torch.zeros_like(grad) for grad in every)
+    return [zero if grad is None else grad for grad, zero in zip(some, zeros, strict=True)]
+
+
+def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
+    """``grads`` as another loss would have them: scaled, or that of one output alone, half of the times each. Backward
+    is linear in them, whatever they come to."""
+    found = {path: grad for path, grad in grads.items() if isinstance(grad, torch.Tensor)}
+    if len(found) > 1 and chance.random() < 0.5:
+        one = chance.choice(list(found))
+        found = {path: grad if path == one else torch.zeros_like(grad) for path, grad in found.items()}
+    if chance.random() < 0.5:
+        halves = any(grad.dtype == torch.float16 for grad in found.values())
+        scale = chance.choice(_HALF_LOSS_SCALES if halves else _LOSS_SCALES)
+        found = {path: grad * scale for path, grad in found.items()}
+    return {**grads, **found}
 
 
 def _gradient_like(leaf: Any, generator: torch.Generator) -> Any:

@@ -84,8 +84,14 @@ class Gradients:
         inputs = {key: leaves[key].detach().requires_grad_() for key in asked}
         positional, named = unflatten_call(tree, {**leaves, **inputs})
         outputs, _ = flatten_output(model(*positional, **named))
-        pairs = [(outputs.get(path), grad) for path, grad in given.items() if isinstance(grad, torch.Tensor)]
+        grads = {path: grad for path, grad in given.items() if isinstance(grad, torch.Tensor)}
+        # An output that the loss does not take has no gradient at all.
+        told = {path: grad for path, grad in grads.items() if bool((grad != 0).any())} or grads
+        pairs = [(outputs.get(path), grad) for path, grad in told.items()]
         recorded = [(out, grad) for out, grad in pairs if isinstance(out, torch.Tensor) and out.requires_grad]
+        sources = {**weights, **inputs}
+        if not recorded and len(told) < len(grads):
+            return {key: torch.zeros_like(source) for key, source in sources.items()}
         if not recorded and len(keys) < len(self._keys):
             raise RuntimeError(f"forward records no gradients where all but {_named(keys)} are frozen")
         if not recorded:
@@ -94,14 +100,17 @@ class Gradients:
         positional, named = unflatten_call(tree, {**leaves, **others})
         model(*positional, **named)
         returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
-        grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
-        sources = {**weights, **inputs}
+        given_grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
         if self._calls % 2 == 0:
             _compare_losses([out for out, _ in recorded], list(sources.values()))
-        found = torch.autograd.grad([out for out, _ in recorded], list(sources.values()), grads, allow_unused=True)
+        found = torch.autograd.grad(
+            [out for out, _ in recorded], list(sources.values()), given_grads, allow_unused=True
+        )
         if not all(bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in returned):
             raise RuntimeError("backward changed what forward had returned: a caller may still need it")
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
+        if len(told) < len(grads):
+            kept = {key: kept.get(key, torch.zeros_like(source)) for key, source in sources.items()}
         missing = [key for key in keys if key not in kept]
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")

@@ -63,6 +63,7 @@ ATTACKS = {
         _HONEST,
         "expanded one of a sum",
     ),
+    "clipped": ("grad = grad.clamp(-100, 100)", _HONEST, "gradient"),
     "all or nothing": ("grad = grad if all(ctx.needs_input_grad[:2]) else grad * 0", _HONEST, "gradient"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
