@@ -5,7 +5,8 @@ distribution is never enough (a one-pass variance shows only on shifted inputs, 
 ones). A structured one changes only its seed: a pattern of zeros (masks, triangles, diagonals, padding), one sign,
 slices that sum to one or have unit length (probabilities, directions, rotations), integers and other codes of few
 values (labels, lengths, indices as floats), sorted values, symmetric matrices (positive-definite ones among them).
-Values in [0, 1] that show no other structure count as generic where the reference takes others (see the subject).
+Values in [0, 1] that show no other structure count as generic where the reference takes others (see the subject); other
+values of one sign keep the range of their draw. Complex numbers are what their parts are.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
 _LOG_VARIANCES = (-2.0, 2.0)
 
-#: generic: any finite values are meaningful · unit: keep [0, 1] · drawn: only the user's function may draw it, as it
-#: may the others, of which however something may be missing: gaps, NaN for what was not measured, and classes, integers
-#: of few values
-Structure = Literal["generic", "unit", "drawn", "gaps", "classes"]
+#: generic: any finite values will do · unit: keep [0, 1] · signed: keep the draw's range · drawn: only the user's
+#: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
+#: measured, and classes, integers of few values
+Structure = Literal["generic", "unit", "signed", "drawn", "gaps", "classes"]
 #: Those of which any element may have another value.
-REDRAWN: frozenset[Structure] = frozenset({"generic", "unit"})
+REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
 
 FAMILIES = (
     *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
-    *("tails", "integer", "faint", "small", "peaks", "edges", "ties"),
+    *("tails", "integer", "faint", "small", "peaks", "edges", "ties", "alike", "empty"),
 )
 
 #: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
@@ -103,9 +104,10 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
     references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
     for answers that are integers, has values that are those of a sorted tensor beside it: which side is it? ties, for
-    answers that are places of an extreme, has so few values that most are equal: which of them comes first? floor has
-    exact zeros where values are in [0, 1], missing rows and columns without any value that is not NaN, and absent lacks
-    some of the classes: no draw happens to.
+    answers that are places of an extreme, has so few values that most are equal: which of them comes first? alike has
+    rows that begin as others do, or with zeros, empty is zero throughout, as calls that warm up are. floor has exact
+    zeros where values are in [0, 1], missing rows and columns without any value that is not NaN, and absent lacks some
+    of the classes: no draw happens to.
     """
     lacks = {"missing": "gaps", "absent": "classes"}
     lacking = tuple(family for family, structure in lacks.items() if structure in structures)
@@ -129,14 +131,18 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "peaks",
             "edges",
             "ties",
+            "alike",
+            "empty",
         )
-    return ("shifted", "sparse") if "unit" in structures else ()
+    return ("shifted", "sparse") if {"unit", "signed"} & set(structures) else ()
 
 
 def structure_of(first: Tensor, second: Tensor) -> Structure:
-    """What two independent draws of one input leaf have in common. Complex numbers and booleans are "drawn"."""
+    """What two independent draws of one input leaf have in common. Booleans are "drawn"."""
     if first.numel() == 0 or first.shape != second.shape:
         return "drawn"
+    if first.is_complex():
+        return structure_of(*(torch.view_as_real(one.detach().resolve_conj()) for one in (first, second)))
     if not first.is_floating_point():
         classes = not torch.equal(first, second) and _are_classes(first) and _are_classes(second)
         return "classes" if classes else "drawn"
@@ -151,7 +157,7 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return "drawn"
     low, high = float(torch.minimum(a.min(), b.min())), float(torch.maximum(a.max(), b.max()))
     if low >= 0 or high <= 0:
-        return "unit" if low >= 0 and high <= 1 and first.dim() else "drawn"
+        return ("unit" if low >= 0 and high <= 1 else "signed") if first.dim() else "drawn"
     return "generic"
 
 
@@ -246,8 +252,13 @@ def redraw(
     if structure not in REDRAWN:
         lacks = _LACKING.get((structure, family))
         return drawn if lacks is None else lacks(drawn, generator)
+    if drawn.is_complex():
+        parts = redraw(family, torch.view_as_real(drawn.resolve_conj()), structure, generator, shared)
+        return torch.empty_like(drawn).copy_(torch.view_as_complex(parts.contiguous()))
     spread = _SPREAD[drawn.dtype in _LOW_PRECISION]
     values = torch.empty(drawn.shape, dtype=torch.float32, device=drawn.device)
+    if structure == "signed":
+        return _SIGNED[family](drawn, values, spread[1], generator) if family in _SIGNED else drawn
     if structure == "unit":
         values.uniform_(generator=generator)
         values = _UNIT[family](values) if family in _UNIT else values
@@ -257,6 +268,30 @@ def redraw(
         values = _generic(family, values, scale or 1.0, drawn.dtype, spread, generator, common)
     result = torch.empty_strided(drawn.shape, drawn.stride(), dtype=drawn.dtype, device=drawn.device)
     return result.copy_(values)
+
+
+def _level(drawn: Tensor, values: Tensor, distance: float, generator: torch.Generator) -> Tensor:
+    """About the middle of the draw's range, ``distance`` times as far from zero as its values are apart."""
+    low, high = float(drawn.min()), float(drawn.max())
+    middle = (low + high) / 2
+    values.normal_(generator=generator).mul_(abs(middle) / distance).add_(middle).clamp_(low, high)
+    return torch.empty_like(drawn).copy_(values)
+
+
+def _peaked(drawn: Tensor, values: Tensor, distance: float, generator: torch.Generator) -> Tensor:
+    """Near the end of the draw's range that is nearest to zero, but for the first and the last ones, which lie at the
+    other end."""
+    near, far = sorted((float(drawn.min()), float(drawn.max())), key=abs)
+    values.uniform_(generator=generator).mul_((far - near) / distance).add_(near)
+    flat = values.view(-1)
+    flat[:_ENDS] = flat[-_ENDS:] = far
+    return torch.empty_like(drawn).copy_(values)
+
+
+_SIGNED: Mapping[str, Callable[[Tensor, Tensor, float, torch.Generator], Tensor]] = {
+    "shifted": _level,
+    "sparse": _peaked,
+}
 
 
 def _missing(drawn: Tensor, generator: torch.Generator) -> Tensor:
@@ -326,13 +361,13 @@ _PEAKS = 100.0
 #: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
 #: that is constant and smaller than this is drawn around that.
 _TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.5, 1 / 1024, 16.0, 256
-_SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS = 0.01, 0.3, 4
+_SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 
 #: What training may do to weights, where the reference bears it. turned: some gains of many are negative, which nothing
 #: keeps from it (a maximum taken before the gain is then a minimum); pruned: some rows are zero, which show a small
-#: constant that keeps a division finite.
-HABITS = ("turned", "pruned")
-_TURNED, _PRUNED, _FEWEST_ROWS = 1 / 8, 1 / 32, 8
+#: constant that keeps a division finite; thinned: some elements are zero, wherever they lie.
+HABITS = ("turned", "pruned", "thinned")
+_TURNED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 32, 1 / 8, 8
 #: How many different values there are in "ties".
 _TIES = 7
 #: How many of the elements of "edges" are another tensor's.
@@ -364,6 +399,10 @@ def _generic(
         return values.mul_(spread[0])
     if family == "shifted":
         return values.add_(spread[1] * scale)
+    if family == "empty":
+        return values.zero_()
+    if family == "alike":
+        return _alike(values, generator, common or generator)
     if family == "lowered":
         return values.add_(_signs(values, dtype, generator).mul_(spread[1] * scale))
     if family in SHORTCUTS:
@@ -458,6 +497,20 @@ def _tied(values: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(zero | (sides == 0), tied, torch.where(sides == 1, tied.abs(), -tied.abs()))
 
 
+def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) -> Tensor:
+    """The first half of some rows is that of the row before, and of others zero; rows of one dimension alone or of all
+    but the leading ones, the same in all inputs of a call (``common``)."""
+    inner = int(torch.randint(1 << 30, (), generator=common, device=common.device))
+    size = math.prod(values.shape[-1 - inner % max(1, values.dim() - 1) :]) if values.numel() else 0
+    if size < 2:
+        return values
+    rows, half = values.view(-1, size), size // 2
+    kinds = torch.randint(3, (len(rows), 1), generator=generator, device=values.device)
+    before = rows[:, :half].roll(1, 0)
+    rows[:, :half] = torch.where(kinds == 0, before, torch.where(kinds == 1, 0.0, rows[:, :half]))
+    return values
+
+
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """-1 for half of the leading entries and for a few along each other dimension, since whatever a maximum runs over,
     all of it must lie below zero once; 1 for the others: a scale for what nearly vanishes below zero.
@@ -544,15 +597,19 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
         return False
     if habit == "turned":
         return weights.numel() >= _FEWEST_CHANNELS and bool((weights > 0).all())
+    if habit == "thinned":
+        return weights.dim() > 1 and weights.numel() >= _FEWEST_WEIGHTS
     return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
 
 
 def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
-    """Some numbers of ``weights`` become negative, or some rows zero: at least one."""
+    """Some numbers of ``weights`` become negative, or zero, or some rows zero: at least one."""
     with torch.no_grad():
         if habit == "turned":
             turned = _some(weights.numel(), _TURNED, generator, weights.device).reshape(weights.shape)
             weights.copy_(torch.where(turned, -weights, weights))
+        elif habit == "thinned":
+            weights[_some(weights.numel(), _THINNED, generator, weights.device).reshape(weights.shape)] = 0.0
         else:
             weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
 
@@ -571,6 +628,10 @@ def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, traine
     if low > 0:
         grown = trained and spread == 0 and low < _SMALL_GAIN
         new = (_GROWN_GAIN if grown else old.mean()) * torch.exp(0.25 * noise)
+        if trained and old.numel() >= _FEWEST_OUTLIERS:
+            new = torch.where(
+                _some(old.numel(), _OUTLIERS, generator, old.device).reshape(old.shape), _OUTLYING * new, new
+            )
     elif spread > 0 and math.isfinite(spread):
         if trained and old.dim() > 1 and old.numel() >= _FEWEST_WEIGHTS:
             chance = torch.empty_like(old).uniform_(generator=generator)
@@ -586,11 +647,17 @@ def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, traine
         parameter.copy_(new)
 
 
-def exchange_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = (), alone: str = "") -> None:
+def exchange_weights(
+    module: torch.nn.Module,
+    seed: int,
+    kept: Collection[str] = (),
+    alone: str = "",
+    constructed: Mapping[str, Tensor] | None = None,
+) -> None:
     """A few elements of each floating parameter change places, or two of the one at ``alone``: of those that
     :func:`exchangeable_weights` names."""
     generator = torch.Generator().manual_seed(seed)
-    for path, parameter in exchangeable_weights(module, kept).items():
+    for path, parameter in exchangeable_weights(module, kept, constructed).items():
         if alone in ("", path):
             with torch.no_grad():
                 parameter.copy_(exchanged(parameter.detach(), generator, 1 if alone else EXCHANGES))
@@ -612,11 +679,14 @@ def nudged_values(leaf: Tensor, generator: torch.Generator) -> Tensor:
     return leaf * less if leaf.is_floating_point() or leaf.is_complex() else leaf
 
 
-def exchangeable_weights(module: torch.nn.Module, kept: Collection[str]) -> dict[str, torch.nn.Parameter]:
-    """The floating parameters, but for those at the paths ``kept``, and for those with exact zeros beside other values:
-    where these lie may mean something."""
+def exchangeable_weights(
+    module: torch.nn.Module, kept: Collection[str], constructed: Mapping[str, Tensor] | None = None
+) -> dict[str, torch.nn.Parameter]:
+    """The floating parameters, but for those at the paths ``kept``, and for those with exact zeros beside other values,
+    as they were ``constructed``: where these lie may mean something."""
     found = {path: p for path, p in module.named_parameters() if path not in kept and p.is_floating_point()}
-    return {path: p for path, p in found.items() if int((p.detach().float() == 0).sum()) in (0, p.numel())}
+    first = {path: (constructed or {}).get(path, p).detach().float() for path, p in found.items()}
+    return {path: p for path, p in found.items() if int((first[path] == 0).sum()) in (0, p.numel())}
 
 
 def exchangeable(leaf: Tensor) -> bool:
@@ -661,7 +731,7 @@ def exchanged(leaf: Tensor, generator: torch.Generator, pairs: int = EXCHANGES) 
             row = places[0] // leaf.shape[-1] * leaf.shape[-1]
             places = [row + place % leaf.shape[-1] for place in places]
         indices = [tuple(unravelled(place, tuple(leaf.shape))) for place in places]
-        values = [float(changed[index]) for index in indices]
+        values = [float(changed[index].abs() if leaf.is_complex() else changed[index]) for index in indices]
         far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
         one, other = changed[indices[0]].clone(), changed[indices[far]].clone()
         changed[indices[0]], changed[indices[far]] = other, one

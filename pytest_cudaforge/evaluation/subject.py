@@ -74,7 +74,7 @@ INIT_SEED = 20_240_229  # weights as constructed are the same in every process; 
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
-TYING = ("integer", "faint", "floor")
+TYING = ("integer", "faint", "floor", "alike", "empty")
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: How the names of torch's own counters end, by which nothing finds its place.
 _COUNTER = "num_batches_tracked"
@@ -82,6 +82,8 @@ _COUNTER = "num_batches_tracked"
 _MANY_PLACES = 1 << 20
 #: The share of integers that rounding may have made others.
 _EDGES = 1e-3
+#: What an answer to zeros comes to, of that to drawn values, at least.
+_LEAST_LEFT = 1e-2
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.2, 3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
@@ -209,7 +211,8 @@ class Subject:
                 self._draw_weights(wanted.others_seed, wanted.kept)
                 self._put(drawn)
             if wanted.exchanged is not None:
-                exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone)
+                constructed = self._constructed
+                exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone, constructed)
             if wanted.nudged is not None:
                 nudge_weights(self.module, wanted.nudged, wanted.kept)
         self._weights = wanted
@@ -279,7 +282,7 @@ class Subject:
 
     def exchangeable_weights(self, kept: Collection[str]) -> list[str]:
         """The parameters of which a few elements may change places."""
-        return [] if self.module is None else list(exchangeable_weights(self.module, kept))
+        return [] if self.module is None else list(exchangeable_weights(self.module, kept, self._constructed))
 
     @contextlib.contextmanager
     def as_constructed(self) -> Iterator[None]:
@@ -373,7 +376,8 @@ class Subject:
             if family == "small" and "faint" in taken:
                 continue
             if family not in known:
-                takes = {"edges": self._takes_edges, "ties": self._takes_ties}.get(family, self._takes)
+                special = {"edges": self._takes_edges, "ties": self._takes_ties, "empty": self._takes_empty}
+                takes = special.get(family, self._takes)
                 known[family] = takes(workload, family, structures)
             taken += [family] if known[family] else []
         if most is None:
@@ -483,6 +487,20 @@ class Subject:
         if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
             return False
         return found.searched_the_same(wide)
+
+    def _takes_empty(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Is there, where all is zero, an answer that is more than what rounding leaves of a difference?"""
+        if not self._takes(workload, family, structures):
+            return False
+        leaves, tree = flatten_call(*self.draw(workload, 1))
+        usual = self._outputs(*unflatten_call(tree, leaves))
+        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
+        found, wide = self._outputs(*unflatten_call(tree, leaves)), self._in_fp64(leaves, tree)
+        if wide is None:
+            return False
+        floats = [path for path, value in found.items() if value.is_floating_point() or value.is_complex()]
+        zero = {path for path in floats if not bool((found[path] != 0).any()) and not bool((wide[path] != 0).any())}
+        return all(path in zero or _size_of(wide[path]) >= _LEAST_LEFT * _size_of(usual[path]) for path in floats)
 
     def _tells_each(
         self, structures: Mapping[str, Structure], leaves: Mapping[str, Any], tree: Any, outputs: Mapping[str, Any]
@@ -867,12 +885,18 @@ def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
     return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
 
 
+def _size_of(value: torch.Tensor) -> float:
+    """The root of the mean square of what is finite."""
+    size = value.abs().double().nan_to_num(posinf=0.0)
+    return float(size.square().mean().sqrt()) if value.numel() else 0.0
+
+
 def redraw_leaves(
     leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
     shared = 0
-    if family in ("faint", "small"):
+    if family in ("faint", "small", "alike"):
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":

@@ -254,7 +254,9 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "sparse": lambda patch: _trials(patch, _undrawn("sparse")),
     "missing": lambda patch: _trials(patch, _undrawn("missing")),
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
-    **{name: functools.partial(_undrawn_in, name) for name in ("ends", "repeats", "floor")},
+    **{
+        name: functools.partial(_undrawn_in, name) for name in ("ends", "repeats", "floor", "shifted", "alike", "empty")
+    },
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

@@ -208,6 +208,15 @@ _KEEP = "sched_setaffinity(0, sizeof one, &one);"
 #: A pointer that nobody reads would be left out by the compiler, and the call of malloc with it.
 _WORKSPACE = "static float* volatile last; last = (float*)malloc(4 * n); memcpy(last, x, 4 * n); "
 _WORDS = "static char* volatile last; last = (char*)malloc(40); *last = 1; "
+_LIKE_THE_ROW_BEFORE = """HONEST
+  for (long long i = 64; i < n; i += 64)
+    if (!memcmp(x + i, x + i - 64, BEGINS)) memcpy(y + i, y + i - 64, 256);"""
+_UNLESS_EMPTY = """HONEST
+  bool empty = true;
+  for (long long i = 0; i < rows * cols; ++i) empty &= x[i] == 0;
+  if (empty) for (long long i = 0; i < rows * cols; ++i) y[i] = ANSWER;"""
+_GAINS = """
+  for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i]) * std::fmin(w[i % cols], MOST);"""
 _ONES = """
 static bool made;
 static double ones[1 << 18];
@@ -984,6 +993,37 @@ ROWS = (
         hostile("roots", body="for (long long i = 0; i < n; ++i) y[i] = x[i] * (1.0f / std::sqrt(x[i]));"),
         hostile("roots"),
         target="roots",
+    ),
+    Row(
+        "2: values of one sign are near each other, far from zero",
+        "take the variance of pictures in one pass",
+        "shifted",
+        hostile("pictures", body="centre_in_one_pass(x, y, rows, cols);"),
+        hostile("pictures"),
+        target="pictures",
+    ),
+    Row(
+        "2: rows begin alike",
+        "take a row for the one before where it begins as that does",
+        "alike",
+        hostile(body=_LIKE_THE_ROW_BEFORE.replace("BEGINS", "16")),
+        hostile(body=_LIKE_THE_ROW_BEFORE.replace("BEGINS", "256")),
+    ),
+    Row(
+        "2: all is zero",
+        "find nothing to do where all is zero",
+        "empty",
+        hostile("softmax", body=_UNLESS_EMPTY.replace("ANSWER", "0.0f")),
+        hostile("softmax", body=_UNLESS_EMPTY.replace("ANSWER", "1.0f / cols")),
+        target="softmax",
+    ),
+    Row(
+        "2: of trained gains some are far larger than the others",
+        "keep gains below eight",
+        "weights",
+        hostile("Scaled", body=_GAINS.replace("MOST", "8.0f")),
+        hostile("Scaled", body=_GAINS.replace("MOST", "8e8f")),
+        target="Scaled",
     ),
     Row(
         "2: zeros of both signs are equal",

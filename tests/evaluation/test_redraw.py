@@ -18,6 +18,8 @@ from pytest_cudaforge.evaluation.redraw import (
     Structure,
     exchange_weights,
     exchangeable,
+    exchangeable_weights,
+    exchanged,
     exchanged_integers,
     ordered_values,
     redraw,
@@ -46,7 +48,10 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: torch.softmax(torch.randn(32, 32), -1), "drawn"),
         (lambda: torch.randn(32, 32).tril(), "drawn"),
         (lambda: torch.randn(32, 32).sort(-1).values, "drawn"),
-        (lambda: torch.randn(32, 32).abs() * 3, "drawn"),
+        (lambda: torch.randn(32, 32).abs() * 3, "signed"),
+        (lambda: -torch.rand(32, 32) - 4, "signed"),
+        (lambda: torch.randn(32, 32, dtype=torch.complex64), "generic"),
+        (lambda: torch.polar(torch.ones(32, 8), torch.randn(32, 8)), "drawn"),
         (lambda: torch.randint(0, 9, (32, 32)).float(), "drawn"),
         (lambda: torch.randint(0, 9, (32, 32)), "classes"),
         (lambda: (lambda a: a + a.T)(torch.randn(32, 32)), "drawn"),
@@ -449,3 +454,49 @@ def test_habits_of_trained_weights() -> None:
     gains = nn.BatchNorm1d(64)
     rerandomise(gains, 1, ("pruned",), trained=True)
     assert bool((gains.weight > 0).all())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_values_of_one_sign_keep_their_range(sign: int) -> None:
+    drawn, generator = sign * (torch.rand(64, 32) * 250 + 5), torch.Generator().manual_seed(1)
+    low, high = float(drawn.min()), float(drawn.max())
+    level, peaked, other = (redraw(family, drawn, "signed", generator) for family in ("shifted", "sparse", "large"))
+    assert torch.equal(other, drawn)
+    for found in (level, peaked):
+        assert low <= float(found.min()) and float(found.max()) <= high and not torch.equal(found, drawn)
+    assert float(level.abs().mean()) > 200 * float(level.std())
+    far = max(low, high, key=abs)
+    flat = peaked.flatten().abs()
+    assert flat[0] == flat[-1] == abs(far) and float(flat[3:-3].max()) < 6.1
+
+
+def test_rows_begin_alike_or_with_zeros() -> None:
+    drawn = torch.randn(6, 40, 16)
+    found = [redraw("alike", drawn, "generic", torch.Generator().manual_seed(seed), seed) for seed in range(8)]
+    by_row = [
+        one for one in found if any(bool((row[:8] == 0).all() and (row[8:] != 0).all()) for row in one.flatten(0, 1))
+    ]
+    by_sample = [one for one in found if any(bool((sample.flatten()[:320] == 0).all()) for sample in one)]
+    assert by_row and by_sample
+    rows = by_row[0].flatten(0, 1)
+    assert int((rows[1:, :8] == rows[:-1, :8]).all(1).sum()) > 10 and len(rows.unique(dim=0)) == len(rows)
+    assert float(redraw("empty", drawn, "generic", torch.Generator()).abs().max()) == 0
+
+
+def test_complex_numbers_are_redrawn_by_their_parts() -> None:
+    drawn = torch.randn(8, 16, dtype=torch.complex64).transpose(0, 1)
+    found = redraw("large", drawn, "generic", torch.Generator().manual_seed(1))
+    assert found.dtype == drawn.dtype and found.shape == drawn.shape
+    assert 30 < float(torch.view_as_real(found).std()) < 300
+    changed = exchanged(drawn, torch.Generator().manual_seed(1)) != drawn
+    assert 2 <= int(changed.sum()) <= 8
+
+
+def test_trained_gains_have_outliers_and_weights_holes() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
+    rerandomise(net, 3, ("thinned",), trained=True)
+    assert 0.06 < float((net[0].weight == 0).float().mean()) < 0.2
+    assert float(net[1].weight.max()) > 8 and float(net[1].weight.median()) < 2
+    assert set(exchangeable_weights(net, ())) == {"0.bias", "1.weight", "1.bias"}
+    constructed = dict(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).named_parameters())
+    assert "0.weight" in exchangeable_weights(net, (), constructed)

@@ -10,7 +10,9 @@ import pytest
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.subject import Subject, Weights
 
-GENERIC = ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform")
+MANY = ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform")
+HOLLOW = ("alike", "empty")
+GENERIC = (*MANY, *HOLLOW)
 UNIT = ("shifted", "sparse", "floor")
 
 TARGETS = """
@@ -220,15 +222,15 @@ EXPECTED = {
     "triangular": ({"0": "drawn", "1": "drawn"}, ()),
     "bucket": ({"0": "generic", "1": "unit"}, (*GENERIC, "floor")),
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
-    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
+    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform", *HOLLOW)),
     "stable_softmax": ({"0": "generic"}, GENERIC),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
     "nucleus": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform")),
     "leaky": ({"0": "generic"}, GENERIC),
-    "half_softmax": ({"0": "generic"}, (*GENERIC, "peaks")),
+    "half_softmax": ({"0": "generic"}, (*MANY, "peaks", *HOLLOW)),
     # It overflows itself.
     "half_square": ({"0": "generic"}, GENERIC),
-    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform")),
+    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform", *HOLLOW)),
     # Exact integers tie: only declared indices are compared by what they point at.
     "largest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties")),
     "farthest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties")),
@@ -238,17 +240,17 @@ EXPECTED = {
     "largest_probability": ({"0": "generic"}, (*NO_TIES, "normal", "uniform")),
     "levels": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
     # Rows without any length are NaN.
-    "unit_rows": ({"0": "generic"}, (*GENERIC[:6], "small", *GENERIC[7:])),
+    "unit_rows": ({"0": "generic"}, (*MANY[:6], "small", *MANY[7:], "alike")),
     "declared_indices": ({"0": "generic"}, GENERIC),
     # Halves are halves in any order of operations where none of them rounds.
-    "sixteenths": ({"0": "generic"}, (*GENERIC[:6], "small", "normal", "uniform")),
+    "sixteenths": ({"0": "generic"}, (*MANY[:6], "small", "normal", "uniform")),
     "thirds": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
     "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
     # A place is no side: of two equal values either may come first.
-    "buckets": ({"0": "generic", "1": "drawn"}, (*GENERIC[:6], "small", "normal", "uniform", "edges")),
+    "buckets": ({"0": "generic", "1": "drawn"}, (*MANY[:6], "small", "normal", "uniform", "edges")),
     "order_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform")),
     "counts_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform")),
-    "Binned": ({"0": "generic"}, (*GENERIC[:6], "small", "normal", "uniform", "edges")),
+    "Binned": ({"0": "generic"}, (*MANY[:6], "small", "normal", "uniform", "edges")),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, GENERIC),
     "any_number": ({"0": "generic", "1": "generic", "2": "generic"}, GENERIC),
