@@ -53,6 +53,8 @@ class Product:
 class Kitchen:
     """Builds one candidate. Raises Refusal where the candidate is at fault, SituationErrors otherwise."""
 
+    tells_structure = True
+
     def __init__(
         self,
         candidate: Candidate,

@@ -41,6 +41,8 @@ class Workshop:
     the builder's other failures.
     """
 
+    tells_structure = False
+
     def __init__(
         self,
         candidate: Candidate,

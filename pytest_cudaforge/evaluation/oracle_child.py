@@ -13,10 +13,12 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -42,15 +44,20 @@ from pytest_cudaforge.evaluation.variants import (
     fixed_names,
     front_names,
     further_names,
+    grown_size,
     grows_far,
     neighbour_names,
     order_names,
     parted_names,
     rounder_names,
     side_of,
+    single_names,
+    smaller_tall,
     strided_names,
     tall_names,
     tiny_names,
+    twins_of,
+    wide_names,
 )
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
 from pytest_cudaforge.hardware import roofline
@@ -66,7 +73,18 @@ __all__ = ["main", "serve"]
 _LENGTH = struct.Struct("<Q")
 #: So many layers with weights make a network.
 _NETWORK_PRODUCTS = 4
+#: How long the reference may take at sizes that grew far: a candidate has about ten times as long.
+_MOST_VARIANT_S = 1.0
 _LANGUAGES = ("cuda", "triton", "cpp")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Called:
+    """A variant's call of the reference: its arguments, what it returned, and how long it took."""
+
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    output: Any
+    seconds: float
 
 
 class _Oracle:
@@ -182,8 +200,11 @@ class _Oracle:
             found += taken
             if taken:
                 break
-        on_gpu = torch.device(self.device).type == "cuda"
-        tall = tall_names(args, kwargs) if sizes and (on_gpu or subject.options.dynamic) else ()
+        on_gpu, dynamic = torch.device(self.device).type == "cuda", subject.options.dynamic
+        single = single_names(args, kwargs, dynamic) if sizes and (dynamic or not on_gpu) else ()
+        for name in [*single, *(wide_names(args, kwargs) if sizes and dynamic else ())]:
+            found += self._variants(subject, workload, [name])
+        tall = tall_names(args, kwargs) if sizes and (on_gpu or dynamic) else ()
         found += self._tall(subject, workload, tall)
         return found
 
@@ -193,28 +214,58 @@ class _Oracle:
         return list(itertools.islice(some, MOST_TALL))
 
     def _first(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:
-        return next(filter(None, (self._variants(subject, workload, [name]) for name in names)), [])
+        takes = (self._variants(subject, workload, [name]) for name in names if self._is_soon(subject, workload, name))
+        return next(filter(None, takes), [])
+
+    def _is_soon(self, subject: Subject, workload: str, name: str) -> bool:
+        """Would a tall call of the reference's come to an end in reasonable time? What grows in one place may take as
+        much longer as it is longer, or that many times more."""
+        steps = smaller_tall(name)
+        if not steps:
+            return True
+        took_s = [self._seconds(subject, workload, step) for step in steps]
+        if None in took_s:
+            return True  # it does not take such numbers of rows
+        first_s, second_s = (max(seconds or 0.0, 1e-6) for seconds in took_s)
+        first, second, last = (grown_size(one) for one in (*steps, name))
+        power = max(1.0, math.log(max(second_s / first_s, 1.0)) / math.log(second / first))
+        return bool(second_s * (last / second) ** power <= _MOST_VARIANT_S)
+
+    def _seconds(self, subject: Subject, workload: str, name: str) -> float | None:
+        """The shorter of two calls; None where the reference does not take it."""
+        called = (self._called(subject, workload, name) for _ in range(2))
+        return min((found.seconds for found in called if found is not None), default=None)
 
     def _variants(self, subject: Subject, workload: str, names: Sequence[str]) -> list[Any]:
-        """Those of them that the reference takes; of any other nothing is promised."""
+        """Those of them that the reference takes, and not by accident; of any other nothing is promised."""
         found = []
         for name in names:
-            try:
-                changed = apply_variant(name, *subject.draw(workload, 0))
-                # Only of these: a call of about the drawn size that is left out is one that nobody looked at.
-                with within(self.device, share_bytes(self.device) if grows_far(name) else 0):
-                    output = subject.run(subject.function, *changed)
-            except TargetError as error:
-                if is_fatal(error):
-                    raise
+            if not all(self._called(subject, workload, twin) for twin in twins_of(name)):
                 continue
-            except (torch.OutOfMemoryError, MemoryError):
-                continue  # a call of that size cannot be made here
-            if torch.device(self.device).type == "cuda":
-                torch.cuda.synchronize()  # a fault in the call shows here, not at some later request
-            leaves, tree = flatten_call(*changed)
-            found.append([name, to_json(workload_facts(subject, name, leaves, tree, output))])
+            called = self._called(subject, workload, name)
+            if called is None or (grows_far(name) and called.seconds > _MOST_VARIANT_S):
+                continue
+            leaves, tree = flatten_call(*called.call)
+            found.append([name, to_json(workload_facts(subject, name, leaves, tree, called.output))])
         return found
+
+    def _called(self, subject: Subject, workload: str, name: str) -> _Called | None:
+        """The reference's call of a variant; None where it does not take it, or there is no room for it."""
+        try:
+            changed = apply_variant(name, *subject.draw(workload, 0))
+            # Only of these: a call of about the drawn size that is left out is one that nobody looked at.
+            with within(self.device, share_bytes(self.device) if grows_far(name) else 0):
+                began = time.monotonic()
+                output = subject.run(subject.function, *changed)
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return None
+        except (torch.OutOfMemoryError, MemoryError):
+            return None  # a call of that size cannot be made here
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize()  # a fault in the call shows here, not at some later request
+        return _Called(changed, output, time.monotonic() - began)
 
     def do_bench(self, target: Any, workload: str, variant: str, layout: Any) -> Any:
         bench = Bench(self.of_workload(target, workload), workload, variant, layout)

@@ -228,6 +228,8 @@ _LLVM_SIGNALS = frozenset({1, 2, 3, 10, 12, 13, 15, 24, 25, 31})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 #: A size that no other code asks for, so that nobody else's memory comes back.
 _FILLED_BYTES = 3 * 4096 + 136
+#: malloc gives the same place again at once, as a rule.
+_FILLED_ROUNDS = 8
 
 
 @functools.lru_cache(maxsize=1)
@@ -240,12 +242,16 @@ def _malloc_fills() -> bool:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    for _ in range(2):
+    written = None
+    for _ in range(_FILLED_ROUNDS):
         place = libc.malloc(_FILLED_BYTES)
         inner = ctypes.string_at(place + 64, _FILLED_BYTES - 128)
         ctypes.memmove(place + 64, bytes(range(256)) * 16, 4096)
         libc.free(place)
-    return inner[0] != 0 and len(set(inner)) == 1
+        if place == written:  # elsewhere there may be anybody's bytes
+            return inner[0] != 0 and len(set(inner)) == 1
+        written = place
+    return False
 
 
 #: Variables that torch and Triton set for themselves as they are first used, underscores in front left out.

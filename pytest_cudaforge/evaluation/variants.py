@@ -38,15 +38,20 @@ __all__ = [
     "fixed_names",
     "front_names",
     "further_names",
+    "grown_size",
     "grows_far",
     "neighbour_names",
     "order_names",
     "parted_names",
     "rounder_names",
     "side_of",
+    "single_names",
+    "smaller_tall",
     "strided_names",
     "tall_names",
     "tiny_names",
+    "twins_of",
+    "wide_names",
 ]
 
 #: How the names of variants begin that have other values.
@@ -77,6 +82,10 @@ _MAX_NEIGHBOURS = 3
 _MAX_FURTHER, _FURTHER_PLACES = 2, 300
 #: How many sizes may shrink, one by one or together, and by how much to be tiny.
 _MAX_SMALLER, _TINY = 6, (16, 8)
+#: A size so small may be taken by accident: one goes with any other size, and so does half of two. Then others tell.
+_ACCIDENTAL, _TWINS = 4, (6, 8, 10, 12)
+#: How many rows come between far and tall, and how many elements each of them has.
+_WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -86,6 +95,8 @@ _FAR_ROUND = (1, 128, 256, 1024)
 #: Beyond 65 535, the most blocks in a grid's second and third dimension, and beyond twice that, as much as a buffer for
 #: a row has that was made for vocabularies; for so many sizes, with calls of so many elements, or times their own.
 _TALL, MOST_TALL, _TALL_ELEMENTS, _TALL_CALL = ((131_100, 150_000), (65_600, 75_000)), 2, 1 << 22, 1.0
+#: Rows by which it is told how long so many would take.
+_STEPS = (1 << 10, 1 << 12)
 #: ... and where no other size may change: enough for numbers of elements that floats have no room for.
 _TALL_MOST = 1 << 27
 _GROWS_FAR = 2
@@ -227,7 +238,8 @@ def _places_of(name: str) -> Callable[[int, int], bool]:
 def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], bool]) -> Tensor:
     for dim, size in enumerate(tensor.shape):
         if places(dim, tensor.dim()):
-            tensor = tensor.narrow(dim, 0, sizes.get(size, size))
+            new = sizes.get(size, size)
+            tensor = _grown(tensor, dim, new) if new > size else tensor.narrow(dim, 0, new)
     return tensor.contiguous()
 
 
@@ -327,6 +339,52 @@ def tiny_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         yield f"{TINY} " + ", ".join(f"{old} -> {new}" for old, new in some)
 
 
+def single_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: bool = False) -> Iterator[str]:
+    """Names of variants with one size come down to one: the leading one, a batch of a single sample; each (``dynamic``)
+    where any size is promised."""
+    _, safe = _sizes(args, kwargs)
+    yield from (f"{TINY} {size} -> 1" for size in (safe if dynamic else safe[:1]))
+
+
+def twins_of(name: str) -> list[str]:
+    """The same variant with another number in the place of each that the reference may take by accident (broadcast
+    against what has another size): a size of which it takes no other number is none that may change."""
+    found = []
+    for old, new in _changes(name).items():
+        if new < old and new <= _ACCIDENTAL:
+            other = _CHANCE.choice([size for size in _TWINS if size not in (old, *_changes(name))])
+            found.append(re.sub(rf"\b{old} -> {new}\b", f"{old} -> {other}", name))
+    return found
+
+
+def smaller_tall(name: str) -> list[str]:
+    """A tall variant with fewer rows, and with four times as many: how long such calls take tells how long tall ones
+    would."""
+    grown = [(old, new) for old, new in _changes(name).items() if new > old]
+    if len(grown) != 1 or grown[0][0] >= _STEPS[0] or grown[0][1] <= _STEPS[1]:
+        return []
+    old, new = grown[0]
+    return [name.replace(f"{old} -> {new}", f"{old} -> {step}") for step in _STEPS]
+
+
+def grown_size(name: str) -> int:
+    """The largest size that a variant's name says."""
+    return max(_changes(name).values())
+
+
+def wide_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with thousands of rows, and tens of elements in each: larger than far ones, smaller than tall
+    ones, for the leading size."""
+    tensors, safe = _sizes(args, kwargs)
+    for size in safe[:1]:
+        rows = int(math.exp(_CHANCE.uniform(*(math.log(end) for end in _WIDE))))
+        least, most = _WIDE_OTHERS
+        others = {other: _CHANCE.choice([n for n in range(least, most) if n != size]) for other in safe if other > most}
+        changes = {size: rows, **others}
+        if rows > size and sum(_numel_with(tensor, changes) for tensor in tensors) <= _TALL_ELEMENTS:
+            yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items() if old != new)
+
+
 def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Names of variants with more rows than a grid has blocks in its second dimension, for the leading sizes: a kernel
     that starts as many as fit and does no more than one row in each leaves the others undone. For each size, those of
@@ -336,7 +394,7 @@ def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tup
     room = max(_TALL_ELEMENTS, int(_TALL_CALL * sum(tensor.numel() for tensor in tensors)))
     for size in [size for size in safe if size < _TALL[-1][0]]:
         # None becomes the size that grows afterwards.
-        few = [number for number in range(2, 10) if number != size]
+        few = [number for number in range(5, 10) if number != size]
         others = {other: _CHANCE.choice(few) for other in safe if other != size and other > 9}
         ways = []
         for among, most in ((others, room), ({}, max(room, _TALL_MOST))):

@@ -26,13 +26,18 @@ from pytest_cudaforge.evaluation.variants import (
     fixed_names,
     front_names,
     further_names,
+    grown_size,
     neighbour_names,
     order_names,
     parted_names,
     rounder_names,
+    single_names,
+    smaller_tall,
     strided_names,
     tall_names,
     tiny_names,
+    twins_of,
+    wide_names,
 )
 
 TARGETS = """
@@ -306,3 +311,40 @@ def test_what_integers_point_into_grows_and_they_point_further() -> None:
     new = len(grown)
     assert new > 300 and torch.equal(grown[:20], table)
     assert further.tolist() == [0, 3, 3, new - 8, new - 1]
+
+
+def test_a_size_that_comes_down_to_few_has_a_twin_that_does_not() -> None:
+    assert twins_of("size 24 -> 23") == twins_of("size 24 -> 90") == twins_of("strided") == []
+    (twin,) = twins_of("size 2 -> 1")
+    assert re.fullmatch(r"size 2 -> (6|8|10|12)", twin)
+    first, second = twins_of("tiny 300 -> 26, 24 -> 1, 12 -> 2")
+    assert re.fullmatch(r"tiny 300 -> 26, 24 -> (6|8|10), 12 -> 2", first)
+    assert re.fullmatch(r"tiny 300 -> 26, 24 -> 1, 12 -> (6|8|10)", second)
+    # They may be larger than what was drawn.
+    x = torch.randn(3, 5, 2)
+    for name in ("size 2 -> 6", "tiny 2 -> 6", "tall 2 -> 6", "only last 2 -> 6"):
+        ((changed,), _) = apply_variant(name, (x,), {})
+        assert changed.shape == (3, 5, 6) and torch.equal(changed[..., :2], x), name
+
+
+def test_one_sample_is_a_size_too() -> None:
+    x, bias = torch.randn(64, 480), torch.randn(480)
+    assert list(single_names((x, bias), {})) == ["tiny 64 -> 1"]
+    assert list(single_names((x, bias), {}, True)) == ["tiny 64 -> 1", "tiny 480 -> 1"]
+    (one, same), _ = apply_variant("tiny 64 -> 1", (x, bias), {})
+    assert one.shape == (1, 480) and same.shape == (480,)
+
+
+def test_there_are_sizes_between_far_and_tall() -> None:
+    (name,) = wide_names((torch.randn(64, 480), torch.randn(480)), {})
+    (rows, bias), _ = apply_variant(name, (torch.randn(64, 480), torch.randn(480)), {})
+    assert 1500 <= rows.shape[0] <= 60_000 and 16 <= rows.shape[1] < 48 and bias.shape == rows.shape[1:]
+
+
+def test_how_long_many_rows_take_is_told_by_fewer() -> None:
+    assert smaller_tall("tall 64 -> 140000, 480 -> 6") == [
+        "tall 64 -> 1024, 480 -> 6",
+        "tall 64 -> 4096, 480 -> 6",
+    ]
+    assert smaller_tall("tall 5000 -> 140000") == smaller_tall("size 64 -> 791") == []
+    assert grown_size("tall 64 -> 140000, 480 -> 6") == 140_000
