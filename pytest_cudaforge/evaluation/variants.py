@@ -379,7 +379,8 @@ def wide_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
     for size in safe[:1]:
         rows = int(math.exp(_CHANCE.uniform(*(math.log(end) for end in _WIDE))))
         least, most = _WIDE_OTHERS
-        others = {other: _CHANCE.choice([n for n in range(least, most) if n != size]) for other in safe if other > most}
+        few = [number for number in range(least, most) if number != size]
+        others = {other: _CHANCE.choice(few) for other in safe if other != size and other > most}
         changes = {size: rows, **others}
         if rows > size and sum(_numel_with(tensor, changes) for tensor in tensors) <= _TALL_ELEMENTS:
             yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items() if old != new)
