@@ -2,12 +2,14 @@
 
 A length that is the largest of all, the first line of a table, a place that two rows add to: one draw of a few hardly
 shows them, and users meet them sooner or later. So many draws are looked at, and what was seen in one of them is put
-into another where it stood. Nothing is put there that was never drawn. In the oracle's process only.
+into another where it stood. Where one tensor's integers may follow from another's, or from a mask, such a draw is taken
+as it is. Nothing is put anywhere that was never drawn. In the oracle's process only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cudaforge.evaluation.redraw import INTEGERS
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["RARE", "OverwritingMode", "Rare", "rarities_of"]
+__all__ = ["RARE", "RARE_DRAWS", "OverwritingMode", "Rare", "RareDraws", "rare_draws_of", "rarities_of"]
 
 #: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice.
 RARE = ("ends", "repeats")
+#: Rare draws that are taken as they are, as many kinds at most.
+RARE_DRAWS = tuple(f"rare {number}" for number in range(1, 5))
 #: So many numbers of a draw are looked at, at most, and so many of all draws; and so many repeats are kept.
 _MOST_NUMBERS, _MOST_IN_ALL, _MOST_REPEATS = 1 << 16, 1 << 21, 64
 #: What most draws show anyway is not rare.
@@ -61,6 +65,55 @@ class Rare:
             for number, one, other in (self.repeats[int(at)] for at in chosen):
                 flat[one] = flat[other] = number
         leaves[self.path] = torch.empty_like(leaf).copy_(flat.reshape(leaf.shape))
+
+
+@dataclass(frozen=True)
+class RareDraws:
+    """Seeds of draws that show ``what``: an end of a tensor's range, or ``repeats``."""
+
+    what: str
+    seeds: tuple[int, ...]
+
+    @property
+    def repeats(self) -> bool:
+        return self.what.startswith("repeats")
+
+
+def rare_draws_of(draws: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, RareDraws]:
+    """By the name of a family, seeds of draws that show something rare about one of several tensors of integers, or of
+    one beside a mask. ``draws``: (seed, a call's leaves)."""
+    seeds: list[int] = []
+    drawn: dict[str, list[Tensor]] = {}
+    for seed, leaves in draws:
+        whole = {p: leaf for p, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.dtype in INTEGERS}
+        masks = [p for p, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.dtype == torch.bool]
+        if not whole or len(whole) + len(masks) < 2 or (drawn and set(whole) != set(drawn)):
+            return {}
+        seeds.append(seed)
+        for path, leaf in whole.items():
+            drawn.setdefault(path, []).append(leaf.detach().cpu())
+        if len(seeds) * sum(leaf.numel() for leaf in whole.values()) > _MOST_IN_ALL:
+            break
+    found = [one for path, tensors in drawn.items() for one in _rare_seeds(path, tensors, seeds)]
+    chosen = random.SystemRandom().sample(found, min(len(RARE_DRAWS), len(found)))
+    return dict(zip(RARE_DRAWS, chosen, strict=False))
+
+
+def _rare_seeds(path: str, drawn: Sequence[Tensor], seeds: Sequence[int]) -> Iterator[RareDraws]:
+    first = drawn[0]
+    if any(leaf.shape != first.shape for leaf in drawn) or not 0 < first.numel() <= _MOST_NUMBERS:
+        return
+    flat = torch.stack([leaf.flatten() for leaf in drawn]).to(torch.int64)
+    shows = {f"{which} of {path}": (flat == number).any(1) for which, number in _range_of(flat).items()}
+    rows = flat.reshape(len(flat), -1, first.shape[-1] if first.dim() else 1)
+    shows[f"repeats in {path}"] = (rows.sort(dim=-1).values.diff(dim=-1) == 0).any(-1).any(-1)
+    for what, where in shows.items():
+        if 0 < float(where.double().mean()) < _USUAL:
+            yield RareDraws(what, tuple(seeds[int(at)] for at in where.nonzero().flatten()[:_MOST_REPEATS]))
+
+
+def _range_of(flat: Tensor) -> dict[str, int]:
+    return {"least": int(flat.min()), "most": int(flat.max())}
 
 
 def rarities_of(draws: Iterable[Mapping[str, Any]]) -> Rare | None:
@@ -105,7 +158,7 @@ def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:
     there are two; and whether most draws lack one of the two."""
     found: list[tuple[int, int]] = []
     shares = []
-    for number in (int(flat.min()), int(flat.max())):
+    for number in _range_of(flat).values():
         places = (flat == number).nonzero()[:, 1].tolist()
         free = [place for place in places if place not in [taken for _, taken in found]]
         found.append((number, (free or places)[0]))

@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import linecache
 import random
+import secrets
 import sys
 import time
 import traceback
@@ -30,7 +31,15 @@ from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.decisions import DecidingMode, MarginMode, decided_by_rounding, exact
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
-from pytest_cudaforge.evaluation.rare import RARE, OverwritingMode, Rare, rarities_of
+from pytest_cudaforge.evaluation.rare import (
+    RARE,
+    RARE_DRAWS,
+    OverwritingMode,
+    Rare,
+    RareDraws,
+    rare_draws_of,
+    rarities_of,
+)
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
     HABITS,
@@ -82,6 +91,8 @@ _COUNTER = "num_batches_tracked"
 _MANY_PLACES = 1 << 20
 #: The share of integers that rounding may have made others.
 _EDGES = 1e-3
+#: Draws in which rounding may decide.
+_EDGE_DRAWS = 4
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
@@ -173,9 +184,9 @@ class Subject:
         self.generated: dict[str, str] = {}
         self._structures: dict[str, dict[str, Structure]] = {}
         self._families: dict[str, dict[str, bool]] = {}
-        self._rare: dict[str, Rare | None] = {}
+        self._rare: dict[str, tuple[Rare | None, dict[str, RareDraws]]] = {}
         self._nonfinites: dict[str, int] = {}
-        self._drawn_edges: dict[str, int] = {}
+        self._drawn_edges: dict[str, int | None] = {}
         self._mutates: dict[str, frozenset[str]] = {}
         #: Workloads whose forward draws random numbers.
         self._draws: set[str] = set()
@@ -385,24 +396,27 @@ class Subject:
         return tuple(taken)
 
     def _rare_families(self, workload: str, known: dict[str, bool]) -> list[str]:
-        rare = self._rarities(workload)
-        for kind in rare.kinds if rare is not None else ():
+        rare, draws = self._rarities(workload)
+        kinds = [*(rare.kinds if rare is not None else ()), *draws]
+        for kind in kinds:
             if kind not in known:
                 known[kind] = self._takes_rare(workload, kind)
-        return [kind for kind in RARE if rare is not None and kind in rare.kinds and known[kind]]
+        return [kind for kind in kinds if known[kind]]
 
-    def _rarities(self, workload: str) -> Rare | None:
+    def _rarities(self, workload: str) -> tuple[Rare | None, dict[str, RareDraws]]:
         """What many draws show of the integers among a call's inputs; so many as take no long."""
         if workload not in self._rare:
-            until = time.monotonic() + _RARE_DRAWS_S
+            base, until = secrets.randbits(61), time.monotonic() + _RARE_DRAWS_S
 
-            def draws() -> Iterator[Mapping[str, Any]]:
+            def draws() -> Iterator[tuple[int, Mapping[str, Any]]]:
                 for number in range(_RARE_DRAWS):
                     if number > 1 and time.monotonic() > until:
                         return
-                    yield flatten_call(*self.draw(workload, 3 + number))[0]
+                    yield base + number, flatten_call(*self.draw(workload, base + number))[0]
 
-            self._rare[workload] = rarities_of(draws())
+            rare = rarities_of(leaves for _, leaves in draws())
+            until = time.monotonic() + _RARE_DRAWS_S
+            self._rare[workload] = rare, rare_draws_of(draws()) if rare is None else {}
         return self._rare[workload]
 
     def _takes_rare(self, workload: str, kind: str) -> bool:
@@ -419,7 +433,9 @@ class Subject:
                 if is_fatal(error):
                     raise
                 return False
-            if _nonfinite(outputs) > limit or (kind == "repeats" and watch.found):
+            draws = self._rarities(workload)[1].get(kind)
+            repeats = kind == "repeats" or (draws is not None and draws.repeats)
+            if _nonfinite(outputs) > limit or (repeats and watch.found):
                 return False
         return True
 
@@ -448,8 +464,10 @@ class Subject:
                 return False
             if not (family in TYING or family == "small"):
                 return True
+            if self._rounding_decides(workload, family, structures):
+                return False
             if not self._breaks_ties(outputs):
-                return self._rounded_edges(leaves, tree) <= self._edges_as_drawn(workload)
+                return True
             if family == "integer":
                 return self._tells_each(structures, leaves, tree, outputs) and self._decides_exactly(leaves, tree)
             return family == "small" and self._keeps_order(outputs, leaves, tree)
@@ -527,17 +545,27 @@ class Subject:
             self._outputs(*unflatten_call(tree, leaves))
         return self._in_fp64(leaves, tree, wide) is not None and exact(found.found, wide.found)
 
-    def _rounded_edges(self, leaves: Mapping[str, Any], tree: Any) -> int:
+    def _rounding_decides(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Oftener than on drawn values, in one of some draws?"""
+        for seed in range(1, 1 + _EDGE_DRAWS):
+            leaves, tree = flatten_call(*self.draw(workload, seed))
+            self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(seed))
+            found = self._rounded_edges(leaves, tree)
+            if found is None or found > (self._edges_as_drawn(workload) or 0):
+                return found is not None
+        return False
+
+    def _rounded_edges(self, leaves: Mapping[str, Any], tree: Any) -> int | None:
         """How often does rounding decide which branch the reference takes, or what comes first? What it masks or picks
-        there is its own; other sums, as good, go the other way."""
+        there is its own; other sums, as good, go the other way. None where it takes no branch."""
         found, wide = MarginMode(), MarginMode()
         with found:
             self._outputs(*unflatten_call(tree, leaves))
         if not found.found or self._in_fp64(leaves, tree, wide) is None:
-            return 0
+            return None
         return decided_by_rounding(found.found, wide.found)
 
-    def _edges_as_drawn(self, workload: str) -> int:
+    def _edges_as_drawn(self, workload: str) -> int | None:
         if workload not in self._drawn_edges:
             self._drawn_edges[workload] = self._rounded_edges(*flatten_call(*self.draw(workload, 1)))
         return self._drawn_edges[workload]
@@ -592,10 +620,12 @@ class Subject:
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
-        if family in RARE:
-            rare = self._rarities(workload)
-            if rare is not None:
-                rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
+        rare, draws = self._rarities(workload) if family in (*RARE, *RARE_DRAWS) else (None, {})
+        if rare is not None:
+            rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
+        elif family in draws:
+            chosen = random.Random(seed).choice(draws[family].seeds)
+            _take_over(leaves, flatten_call(*self.draw(workload, chosen))[0])
         elif family != "drawn":
             generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)
             self._redraw_leaves(leaves, self.structures(workload), family, generator)
@@ -883,6 +913,13 @@ def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
     # Types of one byte have no isfinite.
     floats = [value.float() if value.itemsize == 1 else value for value in floats]
     return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
+
+
+def _take_over(leaves: dict[str, Any], others: Mapping[str, Any]) -> None:
+    """Another draw's leaves, unless those of a variant are of other shapes."""
+    shapes, wanted = ({p: getattr(leaf, "shape", None) for p, leaf in call.items()} for call in (leaves, others))
+    if shapes == wanted:
+        leaves.update(others)
 
 
 def _size_of(value: torch.Tensor) -> float:

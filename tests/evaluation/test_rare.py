@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_cudaforge.evaluation.rare import OverwritingMode, Rare, rarities_of  # noqa: E402
+from pytest_cudaforge.evaluation.rare import OverwritingMode, Rare, rare_draws_of, rarities_of  # noqa: E402
 
 Make = Callable[[torch.Generator], Mapping[str, object]]
 
@@ -115,3 +115,26 @@ def test_who_writes_two_values_to_one_place_is_known() -> None:
     assert not overwrites(lambda x, at: x.scatter(0, at, 1.0))
     assert not overwrites(lambda x, at: x.scatter_add(0, at, values))
     assert not overwrites(lambda x, at: x.index_add_(0, at, values))
+
+
+def test_of_several_tensors_of_integers_a_rare_draw_is_taken_as_it_is() -> None:
+    def make(generator: torch.Generator) -> Mapping[str, object]:
+        lengths = torch.randint(1, 400, (5,), generator=generator)
+        ids = torch.randint(0, 3000, (5, 8), generator=generator)
+        return {"0": ids, "1": lengths, "2": torch.arange(9) < 4}
+
+    drawn = dict(enumerate(_draws(make)))
+    found = rare_draws_of(drawn.items())
+    assert 3 <= len(found) <= 4
+    for rare in found.values():
+        which, _, path = rare.what.split(" ")
+        tensors = [leaf for leaf in (drawn[seed][path] for seed in rare.seeds) if isinstance(leaf, torch.Tensor)]
+        every = torch.stack([leaf for leaf in (one[path] for one in drawn.values()) if isinstance(leaf, torch.Tensor)])
+        if rare.repeats:
+            assert all(
+                any(len(row.unique()) < len(row) for row in leaf.reshape(-1, leaf.shape[-1])) for leaf in tensors
+            )
+        else:
+            end = every.min() if which == "least" else every.max()
+            assert all(bool((leaf == end).any()) for leaf in tensors)
+    assert rare_draws_of((n, {"0": leaves["0"]}) for n, leaves in drawn.items()) == {}
