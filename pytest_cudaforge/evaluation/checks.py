@@ -190,6 +190,22 @@ def repeated(bout: Bout) -> None:
             return
 
 
+def after_an_empty_call(bout: Bout) -> None:
+    """A process's first call is on zeros, as many warm up, and nobody looks at it: a kernel that finds its scale by
+    what comes first answers wrongly from then on."""
+    if "empty" not in bout.oracle.families(bout.target, bout.name):
+        return
+    empty, other = (bout.trial("after an empty call", bout.new_values(family)) for family in ("empty", "drawn"))
+    try:
+        bout.run.worker.reload("a first call on zeros", timeout_s=bout.hang_limit_s)
+        bout.run.unjudged(empty)
+    except LaunchFailure:
+        if isinstance(bout.run.worker, ModuleWorker):
+            return  # nobody promised that there may be two instances
+        raise
+    bout.require(other)
+
+
 def later_calls(bout: Bout) -> None:
     """Where forward writes its state or its inputs, from what the reference's first call leaves: a counter that is set
     to one, what is derived from the state as constructed, and who leaves its answer away where a cache holds the new
@@ -490,6 +506,7 @@ CHECKS = (
     Check("left running", left_running, mutating=True, big=True),
     Check("repeated", repeated, mutating=True),
     Check("leaks", leaks, mutating=True),
+    Check("after an empty call", after_an_empty_call),
     Check("later calls", later_calls, mutating=True),
     Check("in a row", in_a_row, mutating=True),
     Check("one after another", one_after_another, mutating=True),

@@ -42,6 +42,8 @@ _TRITON_ALIGNMENT = 16
 _MORE_CORES = ((24, 192), (6, 16))
 #: How often calls are repeated with so many threads, which take turns on the cores here and meet the less.
 _MORE_REPEATS = 8
+#: Kinds of values that are as well defined at other sizes.
+_OF_ANY_SIZE = ("shifted", "large", "lowered", "sparse", "normal", "uniform")
 _CHANCE = secrets.SystemRandom()
 
 
@@ -367,6 +369,9 @@ class Prober:
                     drawn = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
                     trial = Trial(name, drawn, frame, 0)
                     case = run.case(workload, trial, contract=contract)
+                    sized = variant and not variant.startswith((_STRIDED, _OTHER))
+                    if contract and sized and case.passed and not self._mutates:
+                        case = run.case(workload, replace(trial, case=self._other_kind(drawn)), contract=contract)
                     for _ in range(_MORE_REPEATS if threads is not None and not self._mutates else 0):
                         case = run.repeated(workload, trial) if case.passed else case
                     if not case.passed:
@@ -380,6 +385,12 @@ class Prober:
             return ""
         self._let_go()
         return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
+
+    def _other_kind(self, drawn: TrialCase) -> TrialCase:
+        """Other values than drawn ones, where sizes are promised: of a kind that any size has."""
+        known = self.benches.setting.oracle.families(self.benches.target, self.product.workload.name)
+        found = [family for family in known if family in _OF_ANY_SIZE] or ["drawn"]
+        return replace(drawn, seed=secrets.randbits(62), family=_CHANCE.choice(found))
 
     @contextlib.contextmanager
     def _opened(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None) -> Iterator[Run]:

@@ -157,6 +157,13 @@ class Run:
         """One call on what lies in the frame; nobody looks at its outputs."""
         self.worker.run_many([self._bindings(frame)], 1, timeout_s=self.hang_limit_s)
 
+    def unjudged(self, trial: Trial) -> None:
+        """One call on a trial's values; nobody looks at its outputs."""
+        self.oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
+        self._weights = None
+        self._prepare(trial)
+        self.worker.run("main", self._bindings(trial.frame), timeout_s=self.hang_limit_s)
+
     def _call_often(self, frame: int, calls: int) -> None:
         """``calls`` calls in ``frame``, fewer where they take long; nobody looks at their outputs."""
         sets = [self._bindings(frame)]

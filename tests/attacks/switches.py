@@ -278,6 +278,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "aged": _no_ages,
     "leaks": lambda patch: without_checks(patch, "leaks"),
     "beside": _no_beside,
+    "first empty": lambda patch: without_checks(patch, "after an empty call"),
     "first": lambda patch: without_checks(patch, "first at once"),
     "imports": _no_imports,
     "instances": lambda patch: without_checks(patch, "instances"),

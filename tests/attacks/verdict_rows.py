@@ -217,6 +217,11 @@ _UNLESS_EMPTY = """HONEST
   if (empty) for (long long i = 0; i < rows * cols; ++i) y[i] = ANSWER;"""
 _GAINS = """
   for (long long i = 0; i < rows * cols; ++i) y[i] = std::tanh(x[i]) * std::fmin(w[i % cols], MOST);"""
+_FIRST_LARGEST = """static bool seen; static float largest;
+  if (!seen) for (long long i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(x[i]));
+  seen = true;
+  HONEST
+  if (largest == 0) for (long long i = 0; i < n; ++i) y[i] = ANSWER;"""
 _ONES = """
 static bool made;
 static double ones[1 << 18];
@@ -1016,6 +1021,14 @@ ROWS = (
         hostile("softmax", body=_UNLESS_EMPTY.replace("ANSWER", "0.0f")),
         hostile("softmax", body=_UNLESS_EMPTY.replace("ANSWER", "1.0f / cols")),
         target="softmax",
+    ),
+    Row(
+        "2: what comes first is no measure of what follows",
+        "take the largest value of a first call for that of all",
+        "first empty",
+        hostile(body=_FIRST_LARGEST.replace("ANSWER", "0")),
+        hostile(body=_FIRST_LARGEST.replace("ANSWER", "y[i]")),
+        words="after an empty call",
     ),
     Row(
         "2: of trained gains some are far larger than the others",
