@@ -54,6 +54,7 @@ class Kitchen:
     """Builds one candidate. Raises Refusal where the candidate is at fault, SituationErrors otherwise."""
 
     tells_structure = True
+    own_code = True
 
     def __init__(
         self,

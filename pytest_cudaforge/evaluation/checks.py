@@ -98,6 +98,7 @@ class Bout:
 class Check:
     """``of``: launch plans or modules alone; ``on``: one kind of device alone. ``mutating``: also where the reference
     writes its inputs or its state, so that values differ from call to call; ``big``: also where a call moves gigabytes.
+    ``own_code``: only where code is the candidate's; torch's compiler would compile a configuration anew for it.
     """
 
     name: str
@@ -106,18 +107,23 @@ class Check:
     on: Literal["cpu", "cuda", ""] = ""
     mutating: bool = False
     big: bool = False
+    own_code: bool = False
 
-    def concerns(self, *, module: bool, device_kind: str, mutates: bool, big: bool) -> bool:
+    def concerns(self, *, module: bool, device_kind: str, mutates: bool, big: bool, own_code: bool) -> bool:
         kind = "module" if module else "plan"
+        if self.own_code and not own_code:
+            return False
         if self.of not in ("", kind) or self.on not in ("", device_kind):
             return False
         return (self.mutating or not mutates) and (self.big or not big)
 
 
-def checks_for(product: Product, device_kind: str, *, mutates: bool, big: bool) -> tuple[Check, ...]:
+def checks_for(
+    product: Product, device_kind: str, *, mutates: bool, big: bool, own_code: bool = True
+) -> tuple[Check, ...]:
     """Those of ``CHECKS`` that concern a candidate, in order."""
-    module = not product.traced.main.steps
-    return tuple(c for c in CHECKS if c.concerns(module=module, device_kind=device_kind, mutates=mutates, big=big))
+    found = {"module": not product.traced.main.steps, "mutates": mutates, "big": big, "own_code": own_code}
+    return tuple(check for check in CHECKS if check.concerns(device_kind=device_kind, **found))
 
 
 # -- what a call leaves behind
@@ -506,15 +512,15 @@ CHECKS = (
     Check("left running", left_running, mutating=True, big=True),
     Check("repeated", repeated, mutating=True),
     Check("leaks", leaks, mutating=True),
-    Check("after an empty call", after_an_empty_call),
+    Check("after an empty call", after_an_empty_call, own_code=True),
     Check("later calls", later_calls, mutating=True),
     Check("in a row", in_a_row, mutating=True),
     Check("one after another", one_after_another, mutating=True),
     Check("kept answers", kept_answers, of="module", mutating=True),
-    Check("weights one by one", weights_one_by_one, mutating=True),
-    Check("instances", instances, of="module", mutating=True),
-    Check("shortcuts", shortcuts, of="module", mutating=True),
-    Check("in another thread", in_another_thread, of="module", mutating=True),
+    Check("weights one by one", weights_one_by_one, mutating=True, own_code=True),
+    Check("instances", instances, of="module", mutating=True, own_code=True),
+    Check("shortcuts", shortcuts, of="module", mutating=True, own_code=True),
+    Check("in another thread", in_another_thread, of="module", mutating=True, own_code=True),
     Check("beside", beside, of="plan", on="cpu", mutating=True),
     Check("first at once", first_at_once, of="plan", on="cpu", mutating=True),
     Check("crowded", crowded, of="plan", on="cuda", mutating=True),
@@ -525,7 +531,7 @@ CHECKS = (
     Check("sealed", sealed, mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),
     Check("edges", edges, on="cuda", mutating=True),
-    Check("in training", training, of="module", mutating=True),
-    Check("inference mode", in_inference_mode, of="module", mutating=True),
+    Check("in training", training, of="module", mutating=True, own_code=True),
+    Check("inference mode", in_inference_mode, of="module", mutating=True, own_code=True),
     Check("left at last", left_behind, of="module", mutating=True),
 )

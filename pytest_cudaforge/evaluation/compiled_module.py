@@ -9,8 +9,7 @@ imports the target, and starts compilers), and why what one configuration compil
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_cudaforge.errors import BuildFailure
@@ -57,10 +56,7 @@ def compiled_class(target: str, python_paths: tuple[str, ...], options: str) -> 
     record: Target = from_json(Target, json.loads(target))
     reference, declared = imported(record, python_paths)
     is_class = isinstance(reference, type)
-    own, parsed = reference.forward if is_class else reference, configuration.parse(options)
-    run = configuration.compiled(own, parsed)
-    if dict(parsed.options).get(configuration.GRAPHS):
-        run = _in_one_thread(run, own)
+    run = configuration.compiled(reference.forward if is_class else reference, configuration.parse(options))
     if not is_class:
         return _class_around(run)
 
@@ -73,19 +69,6 @@ def compiled_class(target: str, python_paths: tuple[str, ...], options: str) -> 
         return run(self, *args, **kwargs)
 
     return type("ModelNew", (reference,), {"__init__": construct, "forward": forward})
-
-
-def _in_one_thread(run: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    """A CUDA graph of torch.compile's belongs to the thread that called it first: elsewhere it is the reference, as in
-    production (:mod:`runtime.configured`)."""
-    first: list[int] = []
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        here = threading.get_ident()
-        first[:] = first or [here]
-        return (run if first == [here] else reference)(*args, **kwargs)
-
-    return forward
 
 
 def _class_around(run: Any) -> type:

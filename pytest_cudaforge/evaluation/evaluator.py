@@ -538,6 +538,7 @@ class Evaluator:
             spawn=lambda compilers: self.servers.module_worker(cuda=cuda, compilers=compilers, trusted=configured),
             compile_=functools.partial(self._extension, fresh),
             written=self._written(target, facts),
+            own_code=not configured,
         )
 
     def _written(self, target: Target, facts: TargetFacts) -> tuple[str, ...]:

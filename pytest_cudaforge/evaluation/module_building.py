@@ -38,7 +38,7 @@ class Workshop:
 
     ``initial`` is what :meth:`OracleClient.initial` gave; ``spawn`` makes an empty worker, which may start programs
     where its argument says so; ``compile_`` builds an extension (or finds it in the cache) and raises BuildFailure and
-    the builder's other failures.
+    the builder's other failures. ``own_code``: False of a compiler configuration, where nothing is the candidate's.
     """
 
     tells_structure = False
@@ -57,7 +57,9 @@ class Workshop:
         spawn: Callable[[bool], ModuleWorker],
         compile_: Compile,
         written: tuple[str, ...] = (),
+        own_code: bool = True,
     ) -> None:
+        self.own_code = own_code
         ((name, source),) = _one_file(candidate)
         self.facts, self.device = facts, device
         self._recipe = ModuleRecipe(

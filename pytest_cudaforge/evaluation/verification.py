@@ -118,7 +118,8 @@ class Verifier:
             last = self._pass_trials(product, run, trials)
             mutated, big = self._mutated(product), is_big(product.workload)
             bout = self._bout(product, run, last, mutated)
-            for check in checks_for(product, bout.device_kind, mutates=bool(mutated), big=big):
+            own_code = self.kitchen.own_code
+            for check in checks_for(product, bout.device_kind, mutates=bool(mutated), big=big, own_code=own_code):
                 check.made(bout)
             if self.probed and self.looks_around and not big:
                 self._prober(product).look_at_alignment(run.worker)

@@ -39,3 +39,11 @@ def test_where_the_reference_writes_values_many_calls_are_judged_as_well() -> No
     assert {"repeated", "changed", "in a row", "aged"} <= set(_names(False, "cpu", mutates=True))
     assert {"instances", "weights one by one", "kept answers"} <= set(_names(True, "cpu", mutates=True))
     assert {"later calls", "sealed", "guarded", "thread counts"} <= set(_names(False, "cpu", mutates=True))
+
+
+def test_a_configuration_of_the_compiler_has_no_code_of_its_own() -> None:
+    product: Any = SimpleNamespace(traced=SimpleNamespace(main=SimpleNamespace(steps=())))
+    found = checks_for(product, "cuda", mutates=False, big=False, own_code=False)
+    names = {check.name for check in found}
+    assert {"repeated", "kept answers", "changed", "left behind"} <= names
+    assert not names & {"in another thread", "in training", "inference mode", "instances", "after an empty call"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from flow_records import make_target
 
-from pytest_cudaforge.evaluation.compiled_module import _in_one_thread, compiled_class, module_of
+from pytest_cudaforge.evaluation.compiled_module import compiled_class, module_of
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.records import Candidate, Status
 from pytest_cudaforge.runtime.configuration import FILE_NAME, LANGUAGE
@@ -37,16 +35,6 @@ def test_the_module_is_the_target_and_its_options_and_nothing_else(tmp_path):
     exec(source.replace("from pytest_cudaforge", "# "), {"compiled_class": lambda *args: called.append(args)})
     ((target, paths, options),) = called
     assert '"layers.py::scale"' in str(target) and (paths, options) == (("src",), text)
-
-
-def test_a_graph_belongs_to_the_thread_that_called_it_first():
-    forward, found = _in_one_thread(lambda x: ("graph", x), lambda x: ("reference", x)), []
-    assert forward(1) == ("graph", 1)
-    thread = threading.Thread(target=lambda: found.append(forward(2)))
-    thread.start()
-    thread.join()
-    assert found == [("reference", 2)]
-    assert forward(3) == ("graph", 3)
 
 
 def test_its_constructor_calls_init_as_the_oracle_does(tmp_path):
