@@ -69,6 +69,30 @@ ATTACKS = {
 }
 
 
+TWO = """
+@forge_target(inputs=lambda: [torch.randn(33, 64)], grad=True, allow=("kernel", "mixed", "library", "rewrite"))
+class Both(nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x), torch.tanh(x)
+"""
+_BOTH = """
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        s, t = torch.sigmoid(x), torch.tanh(x)
+        ctx.save_for_backward(s, t)
+        return s, t
+
+    @staticmethod
+    def backward(ctx, first, second):
+        s, t = ctx.saved_tensors
+        if first is None or second is None:
+            return OTHERWISE
+        return first * s * (1 - s) + second * (1 - t * t)
+"""
+
+
 def _candidate(before: str, weight: str) -> Candidate:
     text = _FUNCTION.replace("BEFORE", before or "pass").replace("WEIGHT", weight)
     return model("return Gated.apply(x, self.weight, self)", INIT, before=text)
@@ -105,6 +129,22 @@ def test_wrong_gradients_are_refused(
     assert words in found.reason
     monkeypatch.setattr(Attempt, "_verify_backward", lambda *_: None)
     assert _verdict(evaluator, root, attack).status is Status.PASSED
+
+
+def test_a_loss_may_take_one_of_two_outputs(
+    evaluator: Evaluator, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "layers.py").write_text(LAYERS.split("@forge_target")[0] + TWO)
+    honest = "first * s * (1 - s) if first is not None else second * (1 - t * t)"
+    found = {
+        otherwise: model("return Twice.apply(x)", before=_BOTH.replace("OTHERWISE", otherwise))
+        for otherwise in (honest, "torch.zeros_like(s)")
+    }
+    right, wrong = (_verdict(evaluator, tmp_path, candidate) for candidate in found.values())
+    assert right.status is Status.PASSED and "gradients verified" in right.reason, right.reason
+    assert wrong.status is Status.INCORRECT_NUMERICAL and "::backward" in wrong.reason, wrong.reason
+    monkeypatch.setattr(Attempt, "_verify_backward", lambda *_: None)
+    assert _verdict(evaluator, tmp_path, found["torch.zeros_like(s)"]).status is Status.PASSED
 
 
 def test_right_gradients_are_verified(evaluator: Evaluator, root: Path) -> None:

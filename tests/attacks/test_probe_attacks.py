@@ -288,3 +288,30 @@ def test_a_row_that_memory_has_once(judged: Judged, monkeypatch: pytest.MonkeyPa
     assert judged("largest_anywhere", HONEST).status is Status.PASSED
     _only(monkeypatch, lambda name: name != "strided expanded")
     assert judged("largest_anywhere", taken).status is Status.PASSED
+
+
+def test_one_row_alone(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = _candidate("if (rows == 1) return;")
+    refused = judged("largest", several)
+    assert refused.status is Status.REJECTED and "-> 1: " in refused.reason, refused.reason
+    assert _guard(judged("largest_drawn", several)).drawn_shapes_only
+    _only(monkeypatch, lambda name: not re.search(r"-> 1\b", name))
+    assert judged("largest", several).status is Status.PASSED
+
+
+def test_thousands_of_rows(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    between = _candidate("if (rows > 1400 && rows < 65000 && cols >= 16) return;")
+    refused = judged("largest", between)
+    assert refused.status is Status.REJECTED and "tall 20 -> " in refused.reason, refused.reason
+    _only(monkeypatch, lambda name: not name.startswith("tall") or max(map(int, re.findall(r"\d+", name))) > 65_000)
+    assert judged("largest", between).status is Status.PASSED
+
+
+def test_values_of_other_kinds_at_promised_sizes(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong where most values are far off, at sizes that were not drawn alone."""
+    near = _candidate("if (cols != 257 && std::fabs(x[0]) + std::fabs(x[right]) + std::fabs(x[2 * right]) > 8) return;")
+    found = [judged("largest", near) for _ in range(2)]
+    refused = next(one for one in found if one.status is not Status.PASSED)
+    assert refused.status is Status.REJECTED and "->" in refused.reason, refused.reason
+    monkeypatch.setattr(probes, "_OF_ANY_SIZE", ())
+    assert judged("largest", near).status is Status.PASSED
