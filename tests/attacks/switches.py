@@ -65,6 +65,8 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return check
 
+    # Where all is zero, everything is small.
+    _trials(monkeypatch, _undrawn("empty"))
     for name in ("check", "recheck"):
         monkeypatch.setattr(OracleClient, name, blind(getattr(OracleClient, name)))
 
@@ -79,7 +81,7 @@ def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
     _without("mutation", "redzone", "unstable")(monkeypatch)
     _no_seal(monkeypatch)
     _no_changes(monkeypatch)
-    without_checks(monkeypatch, "repeated")
+    without_checks(monkeypatch, "repeated", "first at once")
 
 
 def _wait_instead_of_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,7 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "one after another")
+    without_checks(monkeypatch, "one after another", "first at once")
     _no_changes(monkeypatch)
 
 
