@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
-from switches import without_checks
+from switches import SWITCHES, without_checks
 
 from pytest_cudaforge.evaluation import checks, module_building, runs, sitting, verification
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
@@ -310,7 +310,8 @@ def test_a_module_that_returns_its_input_where_nothing_is_to_be_done_is_refused_
     evaluation = _verdict(lenient, repo, attack, "::clipped")
     assert evaluation.status is Status.INCORRECT_SHAPE and "shares memory" in evaluation.reason, evaluation.reason
     assert _verdict(lenient, repo, twin, "::clipped").status is Status.PASSED
-    without_checks(monkeypatch, "shortcuts")
+    without_checks(monkeypatch, "shortcuts", "after an empty call")
+    SWITCHES["empty"](monkeypatch)
     assert _verdict(lenient, repo, attack, "::clipped").status is Status.PASSED
 
 
@@ -516,7 +517,7 @@ def test_work_that_is_left_to_an_onlooker_is_refused_and_its_twin_passes(
     assert evaluation.status is Status.REJECTED and "look on" in evaluation.reason, evaluation.reason
     twin = model(f"{body}\nlen(waiting)\nassert not waiting and sys.getprofile() is None\nreturn y", before=_WATCH)
     assert _verdict(lenient, repo, twin).status is Status.PASSED
-    without_checks(monkeypatch, "left behind")
+    without_checks(monkeypatch, "left behind", "in training")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
 
 

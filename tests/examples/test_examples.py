@@ -27,7 +27,7 @@ TARGETS = {target.id: target for target in discover([ROOT / "examples"], ROOT).t
 def test_every_example_has_a_conversation_about_its_present_source(target: Target) -> None:
     talk = CONVERSATIONS[target.id, "cpp"]
     assert talk.digest == target.digest, "the example changed: play it anew with --forge-record"
-    assert 4 <= len(talk.verdicts) <= 6
+    assert 3 <= len(talk.verdicts) <= 6
 
 
 def test_the_cuda_conversations_fit_too() -> None:
