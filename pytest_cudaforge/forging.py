@@ -350,6 +350,8 @@ def forge_config(config: pytest.Config) -> ForgeConfig:
 
     settings = ("device", "arch", "rounds", "config", "isolation", "profile", "max_usd", "max_minutes", "workloads")
     options: dict[str, object] = {name: config.getoption("forge_" + name) for name in settings}
+    if options["config"] is not None:  # a path that was typed is one from where it was typed
+        options["config"] = str(config.invocation_params.dir / str(options["config"]))
     options["chat.coder.provider"] = config.getoption("forge_coder")
     if config.getini("forge_paths"):
         options["forge_paths"] = [str(path) for path in config.getini("forge_paths")]

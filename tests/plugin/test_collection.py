@@ -195,6 +195,15 @@ def test_wrong_settings_are_usage_errors(repo: pytest.Pytester, options: tuple[s
     assert message in result.stderr.str() and "Traceback" not in result.stderr.str()
 
 
+def test_a_configuration_is_looked_for_where_its_path_was_typed(repo: pytest.Pytester) -> None:
+    """Not beside the targets, where the search for the nearest one begins."""
+    (repo.path / "my.yaml").write_text("rounds: none of them\n")
+    result = repo.runpytest_inprocess("--forge", "--forge-config", "my.yaml", "pkg/layers.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "my.yaml" in result.stderr.str() and "does not exist" not in result.stderr.str()
+    assert "rounds" in result.stderr.str()
+
+
 def test_marker_is_registered(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess("--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.cudaforge:*"])
