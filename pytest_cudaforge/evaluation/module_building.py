@@ -123,7 +123,9 @@ class Workshop:
         if found is None or refusal.status is not Status.INCORRECT_NUMERICAL or not self._loads_weights:
             return
         constructed = [case.passed for case in found.cases if case.case in ("drawn", AGAIN)]
-        others = [case.passed for case in found.cases if case.case not in ("drawn", AGAIN) and case.contract]
+        # Zeros are zeros under any weights.
+        told = [case for case in found.cases if case.case not in ("drawn", AGAIN, "empty") and case.contract]
+        others = [case.passed for case in told]
         if not constructed or not all(constructed) or any(others):
             return
         hint = (

@@ -142,7 +142,8 @@ def test_one_percent_of_k_dropped_fails_everywhere() -> None:
         kept[:, : K // 100] = 0
         return kept.sum(-1), x.sum(-1), x.double().sum(-1)
 
-    assert _fails_somewhere(make) == list(FAMILIES)
+    # Nothing of zeros can be left out.
+    assert _fails_somewhere(make) == [family for family in FAMILIES if family != "empty"]
 
 
 def test_tanh_gelu_for_gelu_fails_on_drawn_values() -> None:
