@@ -64,7 +64,7 @@ def pair(x):
     return y, y.clone()
 
 
-@forge_target(inputs=lambda: [torch.randn(8, 16)])
+@forge_target(inputs=lambda: [torch.randn(24, 64)])
 def sixteenths(x):
     return torch.round(x * 16).clamp(-128, 127).to(torch.int8)
 

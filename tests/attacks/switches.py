@@ -214,7 +214,7 @@ def _left_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "beside")
+    without_checks(monkeypatch, "beside", "first at once")
 
 
 def _no_changes(monkeypatch: pytest.MonkeyPatch) -> None:
