@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from judged_targets import find, write_repo
-from switches import without_checks
+from switches import SWITCHES, without_checks
 from written_inputs import GROWN_KERNEL, GROWN_PLAN, HELD, WRITTEN, cached_kernel
 
 from pytest_cudaforge.evaluation import checks, evaluator
@@ -158,7 +158,7 @@ def test_state_that_is_right_after_the_first_call_only_is_refused_and_its_twin_p
 
 
 def test_without_the_second_call_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "later calls", "in a row")
+    without_checks(monkeypatch, "later calls", "in a row", "beside")
     assert _counted(tmp_path, "*seen = 1")[0] is Status.PASSED
 
 
@@ -171,7 +171,10 @@ def _grown(root: Path, rest: str) -> tuple[Status, str]:
     return _verdict(root, WRITTEN, "::grown", GROWN_KERNEL.replace("REST", rest), GROWN_PLAN)
 
 
-def test_a_cache_that_holds_the_entry_already_is_no_answer_and_the_twin_passes(tmp_path: Path) -> None:
+def test_a_cache_that_holds_the_entry_already_is_no_answer_and_the_twin_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SWITCHES["empty"](monkeypatch)  # where all is zero a cache holds it, too
     status, reason = _cached(tmp_path / "wrong", HELD)
     assert status is Status.INCORRECT_NUMERICAL, reason
     assert "a second call" in reason and "never written" in reason
@@ -179,7 +182,8 @@ def test_a_cache_that_holds_the_entry_already_is_no_answer_and_the_twin_passes(t
 
 
 def test_without_a_call_on_what_another_left_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "later calls")
+    SWITCHES["empty"](monkeypatch)
+    without_checks(monkeypatch, "later calls", "beside")
     assert _cached(tmp_path, HELD)[0] is Status.PASSED
 
 
@@ -191,7 +195,7 @@ def test_a_second_call_behind_the_first_is_no_clocks_and_the_twin_passes(tmp_pat
 
 
 def test_without_a_second_call_behind_the_first_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "in a row")
+    without_checks(monkeypatch, "in a row", "beside")
     assert _grown(tmp_path, "true")[0] is Status.PASSED
 
 
