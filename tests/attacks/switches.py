@@ -66,7 +66,7 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         return check
 
     # Where all is zero, everything is small.
-    _trials(monkeypatch, _undrawn("empty"))
+    _undrawn_in("empty", monkeypatch)
     for name in ("check", "recheck"):
         monkeypatch.setattr(OracleClient, name, blind(getattr(OracleClient, name)))
 
@@ -104,7 +104,11 @@ def _undrawn(family: str) -> Callable[[tuple[Trial, ...]], list[Trial]]:
 
 
 def _undrawn_in(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _trials(monkeypatch, _undrawn(family))
+    """In verification and under the clock."""
+    families = OracleClient.families
+    monkeypatch.setattr(
+        OracleClient, "families", lambda *given: tuple(name for name in families(*given) if name != family)
+    )
 
 
 def _no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
