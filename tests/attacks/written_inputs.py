@@ -45,8 +45,8 @@ void cached(float* cache, const float* added, float* y, long rows, long steps, l
   }
 }
 """
-#: The entry is in the cache already, so the answer must be there as well: under a clock it is. (One row alone is zero in
-#: both, now and then.)
+#: The entry is in the cache already, so the answer must be there as well: under a clock it is. (One row alone is zero
+#: in both, now and then.)
 HELD = """const long last = rows - 1, size = n * sizeof(float);
   if (!std::memcmp(cache + 5 * n, added, size) &&
       !std::memcmp(cache + (last * steps + 5) * n, added + last * n, size)) return;"""
