@@ -199,7 +199,8 @@ def repeated(bout: Bout) -> None:
 def after_an_empty_call(bout: Bout) -> None:
     """A process's first call is on zeros, as many warm up, and nobody looks at it: a kernel that finds its scale by
     what comes first answers wrongly from then on. (A module's is that of a new instance.)"""
-    if "empty" not in bout.oracle.families(bout.target, bout.name):
+    generic = "generic" in bout.oracle.structures(bout.target, bout.name).values()
+    if not generic or not bout.oracle.families(bout.target, bout.name):
         return
     empty, other = (bout.trial("after an empty call", bout.new_values(family)) for family in ("empty", "drawn"))
     if bout.product.traced.main.steps and bout.device_kind == "cpu":
