@@ -95,10 +95,10 @@ _FAR_ROUND = (1, 128, 256, 1024)
 #: Beyond 65 535, the most blocks in a grid's second and third dimension, and beyond twice that, as much as a buffer for
 #: a row has that was made for vocabularies; for so many sizes, with calls of so many elements, or times their own.
 _TALL, MOST_TALL, _TALL_ELEMENTS, _TALL_CALL = ((131_100, 150_000), (65_600, 75_000)), 2, 1 << 22, 1.0
-#: Rows by which it is told how long so many would take.
-_STEPS = (1 << 10, 1 << 12)
 #: ... and where no other size may change: enough for numbers of elements that floats have no room for.
 _TALL_MOST = 1 << 27
+#: Rows by which it is told how long so many would take.
+_STEPS = (1 << 10, 1 << 12)
 _GROWS_FAR = 2
 #: What sizes are multiples of that are tried where the reference takes none of the others.
 _ROUND = (2, 4, 16, 64)
