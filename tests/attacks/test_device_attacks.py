@@ -80,11 +80,16 @@ class _Verdicts:
             rows = [row for row in self.rows if row.off == off]
             with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(_AT_ONCE) as pool:
                 SWITCHES[off](patch)
-                self._without[off] = {
-                    row.name: pool.submit(self.evaluate, row.attack, row.target, row.timing) for row in rows
-                }
+                self._without[off] = {row.name: pool.submit(self._twice_at_most, row) for row in rows}
                 pool.shutdown(wait=True)
         return self._without[off][name].result()
+
+    def _twice_at_most(self, row: DeviceRow) -> Evaluation:
+        """Another defence may find an attack by luck: where memory comes to lie, which stream is late."""
+        first = self.evaluate(row.attack, row.target, row.timing)
+        if first.status is Status.PASSED:
+            return first
+        return self.evaluate(row.attack, row.target, row.timing)
 
 
 def _tell(done: Future[Evaluation]) -> None:
