@@ -51,11 +51,15 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Guard:
-    """Where dispatch may use the kernel; narrowed by failed probes."""
+    """Where dispatch may use the kernel; narrowed by failed probes.
+
+    ``equal_sizes_only``: sizes of inputs that are equal in a verified workload have to be equal in a call.
+    """
 
     contiguous_only: bool = False
     align_bytes: int = 1
     drawn_shapes_only: bool = False
+    equal_sizes_only: bool = False
     reasons: tuple[str, ...] = ()
 
 

@@ -205,6 +205,10 @@ def _wider(promised: Guard, evaluation: Evaluation) -> str:
             ("other strides than the drawn ones", found.contiguous_only and not promised.contiguous_only),
             (f"tensors not aligned to {found.align_bytes} bytes", found.align_bytes > promised.align_bytes),
             ("other shapes than the drawn ones", found.drawn_shapes_only and not promised.drawn_shapes_only),
+            (
+                "sizes that differ where the drawn ones are equal",
+                found.equal_sizes_only and not (promised.equal_sizes_only or promised.drawn_shapes_only),
+            ),
         )
         if holds
     ]

@@ -40,6 +40,7 @@ from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, op
 from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.evaluation.variants import (
     MOST_TALL,
+    apart_names,
     apply_variant,
     fixed_names,
     front_names,
@@ -75,6 +76,8 @@ _LENGTH = struct.Struct("<Q")
 _NETWORK_PRODUCTS = 4
 #: How long the reference may take at sizes that grew far: a candidate has about ten times as long.
 _MOST_VARIANT_S = 1.0
+#: How many calls are looked for in which what has one size has two, for each size, and for how long.
+_MOST_APART, _APART_S = 2, 1.0
 _LANGUAGES = ("cuda", "triton", "cpp")
 
 
@@ -195,6 +198,8 @@ class _Oracle:
         further = further_names(args, kwargs) if sizes and torch.device(self.device).type == "cpu" else ()
         for name in [*further, *(parted_names(args, kwargs) if sizes else ())]:
             found += self._variants(subject, workload, [name])
+        for names in apart_names(args, kwargs) if sizes else ():
+            found += self._apart(subject, workload, names)
         for name in tiny_names(args, kwargs) if sizes else ():
             taken = self._variants(subject, workload, [name])
             found += taken
@@ -207,6 +212,13 @@ class _Oracle:
         tall = tall_names(args, kwargs) if sizes and (on_gpu or dynamic) else ()
         found += self._tall(subject, workload, tall)
         return found
+
+    def _apart(self, subject: Subject, workload: str, names: Iterable[str]) -> list[Any]:
+        """The first ones that the reference takes, of those that it comes to in time."""
+        until = time.monotonic() + _APART_S
+        soon = itertools.takewhile(lambda _: time.monotonic() < until, names)
+        some = (facts for name in soon for facts in self._variants(subject, workload, [name]))
+        return list(itertools.islice(some, _MOST_APART))
 
     def _tall(self, subject: Subject, workload: str, names: Iterable[Sequence[str]]) -> list[Any]:
         """The first way of each size that the reference takes, for the first sizes that have one."""

@@ -29,7 +29,7 @@ from pytest_cudaforge.records import CaseResult, DeviceFacts, Guard, Status, Tar
 __all__ = ["Plans", "Prober", "narrow"]
 
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
-_OTHER, _STRIDED = "other ", "strided"
+_OTHER, _STRIDED, _APART = "other ", "strided", "apart"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
 _TALL = "tall"
 _IF_TAKEN = ("strided in front", "strided order", "tiny", _TALL, "only last", "all but last")
@@ -49,6 +49,10 @@ _CHANCE = secrets.SystemRandom()
 
 class _Untried(Exception):
     """A probe that was not run: the plan refuses it, or has no kernel for it yet."""
+
+
+class _Refused(_Untried):
+    """The plan refuses such calls: in production, too, where the reference gets them."""
 
 
 class _NoRoom(_Untried):
@@ -78,7 +82,13 @@ class Plans(Protocol):
 
 
 def narrow(
-    benches: Benches, reason: str, *, contiguous: bool = False, drawn: bool = False, align_bytes: int = 1
+    benches: Benches,
+    reason: str,
+    *,
+    contiguous: bool = False,
+    drawn: bool = False,
+    equal: bool = False,
+    align_bytes: int = 1,
 ) -> None:
     """The guard excludes more from now on, for ``reason``."""
     guard = benches.findings.guard
@@ -87,6 +97,7 @@ def narrow(
         contiguous_only=guard.contiguous_only or contiguous,
         align_bytes=max(guard.align_bytes, align_bytes),
         drawn_shapes_only=guard.drawn_shapes_only or drawn,
+        equal_sizes_only=guard.equal_sizes_only or equal,
         reasons=(*guard.reasons, reason),
     )
 
@@ -156,6 +167,10 @@ class Prober:
                     self._try_other_values(other, variant)
                 continue
             strided = name.startswith(_STRIDED)
+            if name.startswith(_APART):
+                for apart, variant in members:
+                    self._try_apart(apart, variant)
+                continue
             if name.startswith(_IF_TAKEN) and not self._takes(name, self.product.traced.main):
                 continue
             sizes += not strided
@@ -193,6 +208,22 @@ class Prober:
             path = name.removeprefix(_OTHER)
             narrow(self.benches, f"input {path} is the same in every draw; with other values of it: {problem}")
 
+    def _try_apart(self, name: str, workload: WorkloadFacts) -> None:
+        """Sizes that are equal as drawn, and not here. A kernel that is written for equal ones is no less right where
+        they are: it is not dispatched to where they differ."""
+        guard, module = self._guard, not self.product.traced.main.steps
+        closed = guard.drawn_shapes_only or guard.equal_sizes_only or (module and not self.facts.dynamic)
+        if closed or (self.excluded is not None and self.excluded.equal_sizes_only) or not self._is_open(False):
+            return
+        try:
+            problem = self._variant_problem(name, workload, contract=False)
+        except _Refused:
+            return
+        except _Untried as error:
+            problem = str(error)
+        if problem:
+            narrow(self.benches, f"{name}: {problem}", equal=True)
+
     def _try_first(self, members: Sequence[tuple[str, WorkloadFacts]], strided: bool) -> None:
         """The first of them that the plan takes. A plan that refuses a size sends production's call to the reference,
         and one that has other constants there would be compiled anew: then the next one tells more."""
@@ -229,7 +260,7 @@ class Prober:
         try:
             traced = self.kitchen.trace(workload)
         except Unsupported as error:
-            raise _Untried(f"plan.py refuses it: {error.what}") from error
+            raise _Refused(f"plan.py refuses it: {error.what}") from error
         except Refusal as refusal:
             return refusal.reason
         if not contract and not self.kitchen.knows(traced):

@@ -6,17 +6,19 @@ A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided
 (by a seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
 ``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``,
+``"apart 64 -> 43 at 1[0], 2[0]"`` (by path and dimension),
 ``"further 64 -> 791"`` (where integers point into it), ``"other kw.mask"`` (by path). Numbers are drawn secretly, so
 that no kernel can know the sizes and strides that it will be tried with.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 __all__ = [
+    "APART",
     "EXPANDED",
     "IN_FRONT",
     "MOST_TALL",
@@ -34,6 +37,7 @@ __all__ = [
     "STRIDED",
     "TALL",
     "TINY",
+    "apart_names",
     "apply_variant",
     "fixed_names",
     "front_names",
@@ -70,6 +74,8 @@ TINY = "tiny"
 TALL = "tall"
 #: With a size changed in last dimensions alone, or in all others alone.
 PARTED = ("only last", "all but last")
+#: With a size changed in some tensors, and left in others.
+APART = "apart"
 
 _SIZE = re.compile(r"size (\d+) -> (\d+)")
 _FURTHER = re.compile(r"further (\d+) -> (\d+)")
@@ -82,6 +88,8 @@ _MAX_NEIGHBOURS = 3
 _MAX_FURTHER, _FURTHER_PLACES = 2, 300
 #: How many sizes may shrink, one by one or together, and by how much to be tiny.
 _MAX_SMALLER, _TINY = 6, (16, 8)
+#: In so few places each choice of them is tried.
+_MOST_PLACES = 5
 #: A size so small may be taken by accident: one goes with any other size, and so does half of two. Then others tell.
 _ACCIDENTAL, _TWINS = 4, (6, 8, 10, 12)
 #: How many rows come between far and tall, and how many elements each of them has.
@@ -136,6 +144,12 @@ def apply_variant(
         places = _places_of(name)
         leaves = {
             path: _cut(leaf, sizes, places) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()
+        }
+    elif name.startswith(APART):
+        sizes, some = _changes(name), set(name.partition(" at ")[2].split(", "))
+        leaves = {
+            path: _cut(leaf, sizes, _named_in(some, path)) if isinstance(leaf, Tensor) else leaf
+            for path, leaf in leaves.items()
         }
     elif match := _SIZE.fullmatch(name):
         old, new = int(match[1]), int(match[2])
@@ -233,6 +247,14 @@ def _places_of(name: str) -> Callable[[int, int], bool]:
     if name.startswith(PARTED[1]):
         return lambda dim, dims: dim < dims - 1
     return lambda dim, dims: True
+
+
+def _named_in(some: Collection[str], path: str) -> Callable[[int, int], bool]:
+    return lambda dim, dims: _place(path, dim) in some
+
+
+def _place(path: str, dim: int) -> str:
+    return f"{path}[{dim}]"
 
 
 def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], bool]) -> Tensor:
@@ -418,6 +440,28 @@ def parted_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[s
         last = any(tensor.shape[-1] == size for tensor in tensors)
         if last and any(size in tensor.shape[:-1] for tensor in tensors):
             yield from (f"{kind} {size} -> {_smaller(size)}" for kind in PARTED)
+
+
+def apart_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Iterator[str]]:
+    """For each size that several tensors have, names of variants in which some of them have another one: there need not
+    be as many queries as keys. In few places at first; which ones belong together only the reference can tell."""
+    leaves, _ = flatten_call(args, kwargs)
+    for size in _sizes(args, kwargs)[1]:
+        found = [
+            (path, dim)
+            for path, leaf in leaves.items()
+            if isinstance(leaf, Tensor)
+            for dim, other in enumerate(leaf.shape)
+            if other == size
+        ]
+        if len({path for path, _ in found}) > 1 and len(found) <= _MOST_PLACES:
+            yield _apart(size, [_place(*one) for one in found])
+
+
+def _apart(size: int, places: Sequence[str]) -> Iterator[str]:
+    for count in range(1, len(places)):
+        for some in itertools.combinations(places, count):
+            yield f"{APART} {size} -> {_smaller(size)} at {', '.join(some)}"
 
 
 def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], list[int]]:

@@ -192,7 +192,9 @@ def guard_limits(guard: Guard) -> tuple[str, ...]:
     """Where a kernel may be used, in words; nothing where it may be used wherever its workloads go."""
     limits = ["contiguous tensors only"] if guard.contiguous_only else []
     limits += [f"aligned to {guard.align_bytes} bytes"] if guard.align_bytes > 1 else []
-    return (*limits, "the drawn shapes only") if guard.drawn_shapes_only else tuple(limits)
+    if guard.drawn_shapes_only:
+        return (*limits, "the drawn shapes only")
+    return (*limits, "sizes equal where the drawn ones are") if guard.equal_sizes_only else tuple(limits)
 
 
 def totals(traces: Sequence[Trace], usage: Usage, seconds: float) -> Totals:

@@ -67,7 +67,8 @@ def refusal(
     reasons = []
     # Values are looked at last: they may have to come from a device.
     for workload in entry.workloads:
-        reason = _difference(entry, named_paths(workload.inputs, names), call)
+        drawn = named_paths(workload.inputs, names)
+        reason = _difference(entry, drawn, call) or (_parted(drawn, call) if entry.guard.equal_sizes_only else "")
         if not reason:
             return _other_buffer(entry, tensors) if entry.buffers else ""
         reasons.append(reason)
@@ -170,6 +171,20 @@ def _difference(entry: Entry, drawn: Mapping[str, Leaf], call: Mapping[str, Leaf
         reason = _leaf_difference(entry, path, was, call[path])
         if reason:
             return reason
+    return ""
+
+
+def _parted(drawn: Mapping[str, Leaf], call: Mapping[str, Leaf]) -> str:
+    """Two places that have one size in the workload, and have two in this call."""
+    first: dict[int, tuple[str, int]] = {}
+    for path, was in drawn.items():
+        now = call[path]
+        if not isinstance(was, TensorSpec) or not isinstance(now, TensorSpec):
+            continue
+        for dim, (old, new) in enumerate(zip(was.shape, now.shape, strict=True)):
+            place, size = first.setdefault(old, (f"{path}[{dim}]", new))
+            if old > 1 and size != new:
+                return f"{path} has {new} in dimension {dim} and {place} is {size}, verified where they are equal only"
     return ""
 
 

@@ -42,6 +42,14 @@ def planes_anywhere(x):
 def planes_drawn(x):
     return x.amax(3)
 
+@forge_target(inputs=lambda: [torch.randn(24, 16), torch.randn(24, 16)], dynamic=True)
+def weigh(q, k):
+    return (q @ k.transpose(0, 1)).sum(-1, keepdim=True)
+
+@forge_target(inputs=lambda: [torch.randn(24, 16), torch.randn(24, 16)])
+def weigh_drawn(q, k):
+    return (q @ k.transpose(0, 1)).sum(-1, keepdim=True)
+
 @forge_target(inputs=lambda: [torch.randn(20, 64)], init=lambda: [64])
 class Weighted(nn.Module):
     def __init__(self, dim):
@@ -315,3 +323,42 @@ def test_values_of_other_kinds_at_promised_sizes(judged: Judged, monkeypatch: py
     assert refused.status is Status.REJECTED and "->" in refused.reason, refused.reason
     monkeypatch.setattr(probes, "_OF_ANY_SIZE", ())
     assert judged("largest", near).status is Status.PASSED
+
+
+WEIGH_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(q, k):
+    ASSERTy = empty((q.shape[0], 1), q.dtype)
+    launch("kernel", args=(q, k, y, q.shape[0], KEYS, q.shape[1]))
+    return y
+"""
+WEIGH = """
+void kernel(const float* q, const float* k, float* y, long long queries, long long keys, long long dim) {
+  for (long long r = 0; r < queries; ++r) {
+    double sum = 0;
+    for (long long s = 0; s < keys; ++s)
+      for (long long c = 0; c < dim; ++c) sum += (double)q[r * dim + c] * k[s * dim + c];
+    y[r] = (float)sum;
+  }
+}
+"""
+
+
+def _weigh(keys: str, refuses: str = "") -> Candidate:
+    return Candidate.of(
+        "cpp", {"kernel.cpp": WEIGH, "plan.py": WEIGH_PLAN.replace("KEYS", keys).replace("ASSERT", refuses)}
+    )
+
+
+@pytest.mark.parametrize("name", ["weigh", "weigh_drawn"])
+def test_as_many_keys_as_queries(judged: Judged, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where there are fewer it reads behind the last one: dispatch leaves such calls to the reference."""
+    taken = _guard(judged(name, _weigh("q.shape[0]")))
+    assert taken.equal_sizes_only and not taken.drawn_shapes_only
+    assert any(reason.startswith("apart 24 -> ") for reason in taken.reasons)
+    assert not _guard(judged(name, _weigh("k.shape[0]"))).equal_sizes_only
+    refusing = _weigh("q.shape[0]", 'assert q.shape[0] == k.shape[0], "as many keys as queries"\n    ')
+    assert not _guard(judged(name, refusing)).equal_sizes_only
+    _only(monkeypatch, lambda name: not name.startswith("apart"))
+    assert not _guard(judged(name, _weigh("q.shape[0]"))).equal_sizes_only

@@ -22,6 +22,7 @@ from pytest_cudaforge.evaluation.variants import (
     STRIDED,
     TALL,
     TINY,
+    apart_names,
     apply_variant,
     fixed_names,
     front_names,
@@ -294,6 +295,19 @@ def test_rows_need_not_be_as_long_as_there_are_rows() -> None:
     assert longer.shape[:2] == (4, 64) and longer.shape[2] == less.shape[0] < 64
     assert wider.shape[2] == 64 > wider.shape[1] and same.shape == (64,)
     assert not list(parted_names((torch.randn(4, 64),), {}))
+
+
+def test_sizes_that_several_tensors_have_come_apart() -> None:
+    queries, keys, mask = torch.randn(24, 16), torch.randn(24, 16), torch.ones(24, 24)
+    by_size = [list(names) for names in apart_names((queries, keys), {"mask": mask})]
+    assert [len(names) for names in by_size] == [2**4 - 2, 2**2 - 2]
+    (fewer,) = [name for name in by_size[0] if name.endswith("at 1[0], kw.mask[1]")]
+    (q, k), kwargs = apply_variant(fewer, (queries, keys), {"mask": mask})
+    assert q.shape == (24, 16) and 12 <= k.shape[0] == kwargs["mask"].shape[1] < 24 == kwargs["mask"].shape[0]
+    assert torch.equal(k, keys[: k.shape[0]])
+    # One tensor's own are for others, and of many places there are too many choices.
+    assert not list(apart_names((torch.randn(24, 24),), {}))
+    assert not list(apart_names(tuple(torch.randn(24) for _ in range(6)), {}))
 
 
 def test_where_any_strides_are_promised_one_may_be_zero() -> None:

@@ -97,6 +97,20 @@ def test_neighbouring_shapes_are_served_unless_the_guard_says_otherwise() -> Non
     assert refusal(narrow, INPUTS, NAMES, False) == ""
 
 
+def test_sizes_that_were_equal_stay_equal_where_the_guard_says_so() -> None:
+    drawn = (("0", spec(24, 16)), ("1", spec(24, 16)))
+    narrow = entry(drawn, guard=Guard(equal_sizes_only=True))
+    for first, second, reason in (
+        ((30, 8), (30, 8), ""),
+        ((30, 30), (30, 30), ""),
+        ((30, 16), (24, 16), "mask has 24 in dimension 0 and x[0] is 30, verified where they are equal only"),
+        ((24, 16), (24, 15), "mask has 15 in dimension 1 and x[1] is 16, verified where they are equal only"),
+    ):
+        call = (("0", spec(*first)), ("1", spec(*second)))
+        assert refusal(narrow, call, NAMES, False) == reason
+        assert refusal(entry(drawn), call, NAMES, False) == ""
+
+
 def test_strides_under_a_contiguous_guard() -> None:
     narrow = Guard(contiguous_only=True)
     transposed = spec(4, 8, strides=(1, 4))
