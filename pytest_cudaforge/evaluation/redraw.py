@@ -102,12 +102,12 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     left out by a sample, or at either end, where those few outweigh rounding in however long a sum; tails reaches where
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
-    references that take no such; peaks, for half types alone, overflow them where they are squared or added up; edges,
-    for answers that are integers, has values that are those of a sorted tensor beside it: which side is it? ties, for
-    answers that are places of an extreme, has so few values that most are equal: which of them comes first? alike has
-    rows that begin as others do, or with zeros, empty is zero throughout, as calls that warm up are. floor has exact
-    zeros where values are in [0, 1], missing rows and columns without any value that is not NaN, and absent lacks some
-    of the classes: no draw happens to.
+    references that take no such; peaks, for half types alone, overflow them where they are squared or added up, and
+    fp16 where it stands for bfloat16; edges, for answers that are integers, has values that are those of a sorted
+    tensor beside it: which side is it? ties, for answers that are places of an extreme, has so few values that most are
+    equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
+    as calls that warm up are. floor has exact zeros where values are in [0, 1], missing rows and columns without any
+    value that is not NaN, and absent lacks some of the classes: no draw happens to.
     """
     lacks = {"missing": "gaps", "absent": "classes"}
     lacking = tuple(family for family, structure in lacks.items() if structure in structures)
@@ -358,6 +358,9 @@ _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 _FAR_OUT_ROOT = 0.15
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
+#: In bfloat16 so few are about so large, beyond what fp16 holds, which has more digits; more of them would be scores of
+#: attention that are the same but for rounding.
+_BEYOND_HALF_COUNT, _BEYOND_HALF = 4, 3e5
 #: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
 #: that is constant and smaller than this is drawn around that.
 _TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.5, 1 / 1024, 16.0, 256
@@ -408,7 +411,12 @@ def _generic(
     if family in SHORTCUTS:
         return values.mul_(_CALM) if family == "calm" else values.abs_().mul_(1.0 if family == "raised" else -1.0)
     if family == "peaks":
-        return values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
+        values.mul_(_PEAKS if dtype in (torch.float16, torch.bfloat16) else 1.0)
+        if dtype == torch.bfloat16:
+            factors = torch.ones_like(values).view(-1)
+            places = torch.randint(len(factors), (_BEYOND_HALF_COUNT,), generator=generator, device=values.device)
+            values.mul_(factors.index_fill_(0, places, max(1.0, _BEYOND_HALF / (_PEAKS * scale))).view(values.shape))
+        return values
     if family in ("faint", "small"):
         sizes = _FAINT if family == "faint" else _SMALL[dtype == torch.float16]
         values.mul_(_faintness(values, scale, sizes, generator, common or generator))

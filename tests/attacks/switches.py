@@ -262,7 +262,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "missing": lambda patch: _trials(patch, _undrawn("missing")),
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
     **{
-        name: functools.partial(_undrawn_in, name) for name in ("ends", "repeats", "floor", "shifted", "alike", "empty")
+        name: functools.partial(_undrawn_in, name)
+        for name in ("ends", "repeats", "floor", "shifted", "alike", "empty", "peaks")
     },
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,

@@ -776,6 +776,20 @@ ROWS = (
         words="times what it should be",
     ),
     Row(
+        "2: half types: what holds more digits holds less far numbers",
+        "keep bfloat16 as fp16, which is exact but for what is beyond it",
+        "peaks",
+        hostile(
+            "halves",
+            body="for (long long i = 0; i < n; ++i) { float v = wide(x[i]); if (std::fabs(v) > 65504) v *= INFINITY; y[i] = narrow(v / (1 + std::exp(-v))); }",
+        ),
+        hostile(
+            "halves",
+            body="for (long long i = 0; i < n; ++i) { float v = wide(x[i]); if (std::fabs(v) > 1e38) v *= INFINITY; y[i] = narrow(v / (1 + std::exp(-v))); }",
+        ),
+        target="halves",
+    ),
+    Row(
         "2: large values do not hide that smaller ones beside them are wrong",
         "write a constant where the values are small",
         "rest",
