@@ -53,12 +53,14 @@ class KernelResources:
 class Guard:
     """Where dispatch may use the kernel; narrowed by failed probes.
 
+    ``fixed_sizes``: where a verified workload has one of these in a dimension of an input, a call has to have it, too.
     ``equal_sizes_only``: sizes of inputs that are equal in a verified workload have to be equal in a call.
     """
 
     contiguous_only: bool = False
     align_bytes: int = 1
     drawn_shapes_only: bool = False
+    fixed_sizes: tuple[int, ...] = ()
     equal_sizes_only: bool = False
     reasons: tuple[str, ...] = ()
 

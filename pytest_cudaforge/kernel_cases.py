@@ -206,6 +206,10 @@ def _wider(promised: Guard, evaluation: Evaluation) -> str:
             (f"tensors not aligned to {found.align_bytes} bytes", found.align_bytes > promised.align_bytes),
             ("other shapes than the drawn ones", found.drawn_shapes_only and not promised.drawn_shapes_only),
             (
+                f"other sizes than {', '.join(map(str, found.fixed_sizes))}",
+                bool(set(found.fixed_sizes) - set(promised.fixed_sizes)) and not promised.drawn_shapes_only,
+            ),
+            (
                 "sizes that differ where the drawn ones are equal",
                 found.equal_sizes_only and not (promised.equal_sizes_only or promised.drawn_shapes_only),
             ),

@@ -115,6 +115,7 @@ def wider(one: Guard, other: Guard) -> bool:
     return (
         (other.contiguous_only and not one.contiguous_only)
         or (other.drawn_shapes_only and not one.drawn_shapes_only)
+        or bool(set(other.fixed_sizes) - set(one.fixed_sizes) and not one.drawn_shapes_only)
         or (other.equal_sizes_only and not (one.equal_sizes_only or one.drawn_shapes_only))
         or one.align_bytes < other.align_bytes
     )
@@ -123,6 +124,7 @@ def wider(one: Guard, other: Guard) -> bool:
 def _limits(guard: Guard) -> str:
     limits = ["contiguous only"] if guard.contiguous_only else []
     limits += ["drawn shapes only"] if guard.drawn_shapes_only else []
+    limits += [f"{size} only" for size in guard.fixed_sizes]
     limits += ["equal sizes only"] if guard.equal_sizes_only else []
     limits += [f"{guard.align_bytes}-byte aligned"] if guard.align_bytes > 1 else []
     return ", ".join(limits) or "everything"

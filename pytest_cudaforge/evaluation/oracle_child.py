@@ -201,10 +201,7 @@ class _Oracle:
         for names in apart_names(args, kwargs) if sizes else ():
             found += self._apart(subject, workload, names)
         for name in tiny_names(args, kwargs) if sizes else ():
-            taken = self._variants(subject, workload, [name])
-            found += taken
-            if taken:
-                break
+            found += self._variants(subject, workload, [name])
         on_gpu, dynamic = torch.device(self.device).type == "cuda", subject.options.dynamic
         single = single_names(args, kwargs, dynamic) if sizes and (dynamic or not on_gpu) else ()
         for name in [*single, *(wide_names(args, kwargs) if sizes and dynamic else ())]:

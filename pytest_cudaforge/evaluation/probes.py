@@ -31,9 +31,9 @@ __all__ = ["Plans", "Prober", "narrow"]
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
 _OTHER, _STRIDED, _APART = "other ", "strided", "apart"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
-_TALL = "tall"
-_IF_TAKEN = ("strided in front", "strided order", "tiny", _TALL, "only last", "all but last")
-_SIZE = re.compile(r"size (\d+) -> (\d+)")
+_TINY, _TALL = "tiny", "tall"
+_IF_TAKEN = ("strided in front", "strided order", _TINY, _TALL, "only last", "all but last")
+_SIZE, _CHANGE = re.compile(r"size (\d+) -> (\d+)"), re.compile(r"(\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)
 _CONTRACT_ALIGNMENT = {"cpu": HOST_ALIGN_BYTES, "cuda": ALIGN_BYTES}
@@ -53,6 +53,10 @@ class _Untried(Exception):
 
 class _Refused(_Untried):
     """The plan refuses such calls: in production, too, where the reference gets them."""
+
+
+class _Specialised(_Untried):
+    """Other constants, or kernels, than the drawn calls have: production would build what nobody tried."""
 
 
 class _NoRoom(_Untried):
@@ -87,6 +91,7 @@ def narrow(
     *,
     contiguous: bool = False,
     drawn: bool = False,
+    fixed: int = 0,
     equal: bool = False,
     align_bytes: int = 1,
 ) -> None:
@@ -97,6 +102,7 @@ def narrow(
         contiguous_only=guard.contiguous_only or contiguous,
         align_bytes=max(guard.align_bytes, align_bytes),
         drawn_shapes_only=guard.drawn_shapes_only or drawn,
+        fixed_sizes=tuple(sorted({*guard.fixed_sizes, *([fixed] if fixed else [])})),
         equal_sizes_only=guard.equal_sizes_only or equal,
         reasons=(*guard.reasons, reason),
     )
@@ -159,7 +165,7 @@ class Prober:
             self._let_go()
 
     def _try_all(self) -> None:
-        sizes = 0
+        sizes, tiny = 0, False
         variants = self.benches.setting.oracle.variants(self.benches.target, self.product.workload.name)
         for (name, _), members in itertools.groupby(variants, key=_kind_of):
             if name.startswith(_OTHER):
@@ -174,8 +180,12 @@ class Prober:
             if name.startswith(_IF_TAKEN) and not self._takes(name, self.product.traced.main):
                 continue
             sizes += not strided
-            if self._is_open(strided):
+            if not strided and self._keeps(name):
+                continue
+            few = name.startswith(_TINY) and not name.endswith("-> 1")
+            if self._is_open(strided) and not (few and tiny):
                 self._try_first(list(members), strided)
+                tiny = tiny or few
         if not sizes:
             narrow(self.benches, "no neighbouring shape could be drawn", drawn=True)
 
@@ -186,6 +196,14 @@ class Prober:
         # A grid's first dimension is as long as any tensor, but what is counted in it may have no room for as many.
         deep = any(max(launch.grid[1:], default=1) > 1 for launch in plan.launches)
         return not name.startswith(_TALL) or deep or self.facts.dynamic
+
+    def _keeps(self, name: str) -> bool:
+        """Does dispatch keep calls away in which the sizes change that change here?"""
+        fixed = {*self._guard.fixed_sizes, *(self.excluded.fixed_sizes if self.excluded is not None else ())}
+        kept = not fixed.isdisjoint(_changed(name))
+        if kept and name.startswith(_TALL) and self._guard.fixed_sizes:
+            narrow(self.benches, "no call with so many rows could be tried", drawn=True)
+        return kept
 
     def _is_promised(self, strided: bool) -> bool:
         return self.facts.strides == "any" if strided else self.facts.dynamic
@@ -213,7 +231,8 @@ class Prober:
         they are: it is not dispatched to where they differ."""
         guard, module = self._guard, not self.product.traced.main.steps
         closed = guard.drawn_shapes_only or guard.equal_sizes_only or (module and not self.facts.dynamic)
-        if closed or (self.excluded is not None and self.excluded.equal_sizes_only) or not self._is_open(False):
+        closed = closed or (self.excluded is not None and self.excluded.equal_sizes_only)
+        if closed or self._keeps(name) or not self._is_open(strided=False):
             return
         try:
             problem = self._variant_problem(name, workload, contract=False)
@@ -230,14 +249,21 @@ class Prober:
         contract = self._is_promised(strided)
         if not contract and (self._guard.contiguous_only if strided else self._guard.drawn_shapes_only):
             return
-        refused, lacking = "", False
+        refused, special, lacking = "", "", False
         for name, workload in members:
             try:
                 problem = self._variant_problem(name, workload, contract)
+            except _Specialised as error:
+                special = str(error)
+                continue
             except _Untried as error:
                 refused, lacking = str(error), isinstance(error, _NoRoom)
                 continue
-            self._conclude(name, problem, contract, strided)
+            # Where others are built for some of these sizes, nobody knows which those are.
+            self._conclude(name, problem or special, contract, strided)
+            return
+        if special:
+            self._conclude(members[-1][0], special, contract, strided)
             return
         if members[0][0].startswith(_IF_TAKEN):
             return
@@ -252,8 +278,10 @@ class Prober:
             self.benches.findings.cases.append(case)
             promised = f"the target promises {'any strides' if strided else 'dynamic shapes'}"
             raise self.benches.refusal(Status.REJECTED, f"{promised}: {name}: {problem}")
+        changed = _changed(name)
+        fixed = changed.pop() if len(changed) == 1 and not strided else 0
         if problem:
-            narrow(self.benches, f"{name}: {problem}", contiguous=strided, drawn=not strided)
+            narrow(self.benches, f"{name}: {problem}", contiguous=strided, drawn=not strided and not fixed, fixed=fixed)
 
     def _variant_problem(self, name: str, workload: WorkloadFacts, contract: bool) -> str:
         """ "" where it passes, else what went wrong. Raises _Untried where it was not run for a plan's reasons."""
@@ -264,7 +292,7 @@ class Prober:
         except Refusal as refusal:
             return refusal.reason
         if not contract and not self.kitchen.knows(traced):
-            raise _Untried("its kernels are specialised to the drawn shapes by constants")
+            raise _Specialised("its kernels are specialised to the drawn shapes by constants")
         try:
             return self._problem_of(traced, workload, name, variant=name, contract=contract)
         except DeviceError as error:
@@ -459,6 +487,11 @@ class Prober:
         if self._ready is not None:
             self._ready.close()
         self._ready = None
+
+
+def _changed(name: str) -> set[int]:
+    """The sizes that are others in a variant of this name."""
+    return {int(old) for old, _ in _CHANGE.findall(name)}
 
 
 def _kind_of(variant: tuple[str, WorkloadFacts]) -> tuple[str, bool]:

@@ -194,6 +194,7 @@ def guard_limits(guard: Guard) -> tuple[str, ...]:
     limits += [f"aligned to {guard.align_bytes} bytes"] if guard.align_bytes > 1 else []
     if guard.drawn_shapes_only:
         return (*limits, "the drawn shapes only")
+    limits += [f"{', '.join(map(str, guard.fixed_sizes))} as drawn"] if guard.fixed_sizes else []
     return (*limits, "sizes equal where the drawn ones are") if guard.equal_sizes_only else tuple(limits)
 
 

@@ -203,6 +203,9 @@ def _leaf_difference(entry: Entry, path: str, was: Leaf, now: Leaf) -> str:
         return f"{path} has {len(now.shape)} dimensions, verified with {len(was.shape)}"
     if entry.guard.drawn_shapes_only and was.shape != now.shape:
         return f"{path} has shape {now.shape}, verified for {was.shape} only"
+    for dim, (then, size) in enumerate(zip(was.shape, now.shape, strict=True)):
+        if then in entry.guard.fixed_sizes and size != then:
+            return f"{path} has {size} in dimension {dim}, verified for {then} only"
     if entry.guard.contiguous_only and not now.contiguous and was != now:
         return f"{path} is not contiguous"
     if was != now and _overlaps(now) and not _overlaps(was):

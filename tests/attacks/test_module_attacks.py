@@ -550,7 +550,7 @@ def test_a_module_that_sizes_itself_by_its_first_call_is_kept_to_its_size_and_it
     def held_to_sizes(candidate: Candidate) -> bool:
         evaluation = _verdict(lenient, repo, candidate, "::twice")
         assert evaluation.status is Status.PASSED and evaluation.verification is not None, evaluation.reason
-        return evaluation.verification.guard.drawn_shapes_only
+        return bool(evaluation.verification.guard.fixed_sizes)
 
     assert held_to_sizes(attack) and not held_to_sizes(twin)
     monkeypatch.setattr(Prober, "_begun", lambda self: self.benches.started(self.product))

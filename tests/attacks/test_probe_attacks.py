@@ -128,6 +128,13 @@ def _guard(evaluation: Evaluation) -> Guard:
     return evaluation.verification.guard
 
 
+def _sizes(evaluation: Evaluation) -> tuple[int, ...]:
+    """Those that a call must have to be dispatched to."""
+    guard = _guard(evaluation)
+    assert not guard.drawn_shapes_only
+    return guard.fixed_sizes
+
+
 def _only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[str], bool]) -> None:
     """Of the variants, those whose names are ``wanted``."""
     original = OracleClient.variants
@@ -148,17 +155,32 @@ HONEST = _candidate()
 def test_rows_of_a_known_length_only(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = judged("largest", SMALL)
     assert refused.status is Status.REJECTED and "size 257 -> " in refused.reason
-    assert _guard(judged("largest_drawn", SMALL)).drawn_shapes_only
-    assert not _guard(judged("largest_drawn", HONEST)).drawn_shapes_only
+    assert _sizes(judged("largest_drawn", SMALL)) == (257,)
+    assert not _sizes(judged("largest_drawn", HONEST))
     _only(monkeypatch, _near)
-    assert not _guard(judged("largest", SMALL)).drawn_shapes_only
-    assert not _guard(judged("largest_drawn", SMALL)).drawn_shapes_only
+    assert not _sizes(judged("largest", SMALL))
+    assert not _sizes(judged("largest_drawn", SMALL))
+
+
+def test_other_constants_than_those_of_the_drawn_calls(judged: Judged) -> None:
+    """Of these production would build what nobody tried; larger sizes have the drawn ones, and are right."""
+    wrong = KERNEL.replace("BEFORE", "if (NARROW) return;").replace("FIRST", "0").replace("LAST", "rows")
+    source = wrong.replace("AT", "c * right").replace("WEIGHT", "").replace("TIMES", "")
+    narrow = PLAN.replace("MODULE", "").replace("WEIGHT", "").replace("x.stride(1))", "x.stride(1)), CONSTANTS")
+    for constants, sizes in (
+        ('{"NARROW": int(x.shape[1] < 257)}', (257,)),
+        ('{"NARROW": int(x.shape[0] < 20)}', (20,)),
+        ('{"NARROW": 0}', ()),
+    ):
+        plan = narrow.replace("CONSTANTS", f"constants={constants}")
+        judgement = judged("largest_drawn", Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan}))
+        assert _sizes(judgement) == sizes
 
 
 def test_a_plan_that_says_what_it_cannot_do_passes(judged: Judged) -> None:
     plan = PLAN.replace("def plan(MODULEx):", REFUSING)
     for name in ("largest", "largest_drawn"):
-        assert not _guard(judged(name, _candidate("if (cols > 512) return;", plan=plan))).drawn_shapes_only
+        assert not _sizes(judged(name, _candidate("if (cols > 512) return;", plan=plan)))
 
 
 def test_strides_of_known_patterns_only(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +324,7 @@ def test_one_row_alone(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     several = _candidate("if (rows == 1) return;")
     refused = judged("largest", several)
     assert refused.status is Status.REJECTED and re.search(r"-> 1\b", refused.reason), refused.reason
-    assert _guard(judged("largest_drawn", several)).drawn_shapes_only
+    assert _sizes(judged("largest_drawn", several)) == (20,)
     _only(monkeypatch, lambda name: not re.search(r"-> 1\b", name))
     assert judged("largest", several).status is Status.PASSED
 

@@ -99,6 +99,10 @@ def test_a_guard_that_allows_more_is_told() -> None:
         assert change.name == "guard" and "16-byte aligned" in change.base and change.head != change.base
     narrower = replace(ENTRY.guard, align_bytes=64, reasons=())
     assert trusted.guard_changes(replace(ENTRY, guard=narrower), ENTRY) == ()
+    base = replace(ENTRY, guard=Guard(fixed_sizes=(64,)))
+    (change,) = trusted.guard_changes(replace(base, guard=Guard()), base)
+    assert (change.base, change.head) == ("64 only", "everything")
+    assert trusted.guard_changes(replace(base, guard=Guard(drawn_shapes_only=True)), base) == ()
     base = replace(ENTRY, guard=Guard(equal_sizes_only=True))
     (change,) = trusted.guard_changes(replace(base, guard=Guard()), base)
     assert (change.base, change.head) == ("equal sizes only", "everything")

@@ -130,7 +130,7 @@ def test_a_wrong_kernel_fails(plain: Run) -> None:
 
 def test_a_kernel_that_is_used_where_it_fails_is_told(plain: Run) -> None:
     outcome, text = plain.of("Wider")
-    assert outcome == "failure" and "lets it be used for other shapes than the drawn ones, where it fails" in text
+    assert outcome == "failure" and "lets it be used for other sizes than 64, where it fails" in text
 
 
 def test_what_is_not_run_costs_no_child(repo: Path) -> None:

@@ -348,6 +348,16 @@ def test_drawn_shapes_only(tmp_path: Path) -> None:
     assert "verified for (4, 64) only" in refused(repo, torch.randn(5, 64))
 
 
+def test_fixed_sizes(tmp_path: Path) -> None:
+    repo = with_rms(tmp_path, guard=Guard(fixed_sizes=(64,)))
+    model = repo.module.RMSNorm(64).eval()
+    apply(model)
+    assert ran(model, torch.randn(5, 64)) == "kernel"
+    assert refused(repo, torch.randn(5, 32), model=repo.module.RMSNorm(32).eval()) == (
+        "x has 32 in dimension 1, verified for 64 only"
+    )
+
+
 def test_contiguous_only(tmp_path: Path) -> None:
     repo = with_rms(tmp_path, guard=Guard(contiguous_only=True))
     assert refused(repo, torch.randn(64, 4).t()) == "x is not contiguous"
