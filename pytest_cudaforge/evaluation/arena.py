@@ -79,10 +79,12 @@ def lay_out(
     align_bytes: int = ALIGN_BYTES,
     skew_bytes: int = 0,
     skews: Mapping[str, int] = _NONE,
+    paged: Collection[str] = (),
 ) -> ArenaLayout:
     """Place (name, bytes) pairs one after another with a red zone before, between and after them.
 
-    Each region starts ``skew_bytes`` past a multiple of ``align_bytes``, or as many as ``skews`` has under its name. A
+    Each region starts ``skew_bytes`` past a multiple of ``align_bytes``, or as many as ``skews`` has under its name;
+    those named in ``paged`` as malloc places large blocks for torch, at the first aligned byte behind its own header. A
     red zone begins at the byte after its region, padding included, so that the first byte written out of bounds is
     seen.
     """
@@ -90,7 +92,9 @@ def lay_out(
     redzones: list[tuple[int, int]] = []
     end = 0
     for name, nbytes in sizes:
-        start = -(-(end + redzone_bytes) // align_bytes) * align_bytes + skews.get(name, skew_bytes)
+        step = mmap.PAGESIZE if name in paged else align_bytes
+        skew = HOST_ALIGN_BYTES if name in paged else skews.get(name, skew_bytes)
+        start = -(-(end + redzone_bytes) // step) * step + skew
         if start > end:
             redzones.append((end, start - end))
         regions.append(Region(name, start, nbytes))

@@ -139,7 +139,9 @@ class _Expected:
 
     def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
         reduction = self.summed.get(path, self.reduction)
-        return Rule(reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, self.case.family == "lowered")
+        return Rule(
+            reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, self.case.family in ("lowered", "deep")
+        )
 
     def spread_of(self, path: str) -> list[Tensor]:
         return [outputs[path] for outputs in self.spread if path in outputs]

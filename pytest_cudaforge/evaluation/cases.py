@@ -28,6 +28,8 @@ BIG_CALL_BYTES = 1 << 30
 #: the next best ones where the reference itself fails on one of these.
 BIG_CALL_FAMILIES = 3
 REDZONE_BYTES = 256
+#: From here on malloc gives a block pages of its own.
+_LARGE_BYTES = 1 << 17
 AGAIN = "drawn again"
 #: Calls before the last trial, at least and at most: more than anybody would guess that a check takes.
 CALLS_BEFORE = (64, 2048)
@@ -170,15 +172,17 @@ def call_layout(
     skew_bytes: int = 0,
     aligned_to: int = 0,
     redzones: bool = True,
+    paged: bool = False,
     guarded: bool = False,
     edges: tuple[str, str] | None = None,
 ) -> CallLayout:
     """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
 
     ``skew_bytes``: how far past its alignment every buffer begins. ``aligned_to``: inputs and state begin at a multiple
-    of so many bytes and of no more (see :func:`skews_of`). ``guarded``: every buffer ends at a page that nobody may
-    touch, as far as its alignment allows, and those of odd frames begin behind one. ``edges``: the regions that lie at
-    the arena's start and at its end.
+    of so many bytes and of no more (see :func:`skews_of`). ``paged``: large buffers of the last frame, and state, lie
+    in their pages where malloc places torch's. ``guarded``: every buffer ends at a page that nobody may touch, as far
+    as its alignment allows, and those of odd frames begin behind one. ``edges``: the regions that lie at the arena's
+    start and at its end.
     """
     sizes: dict[str, int] = {}
     specs: dict[str, TensorSpec] = {}
@@ -201,7 +205,9 @@ def call_layout(
         return CallLayout(data, tuple(main), prepare, offsets)
     zone = REDZONE_BYTES if redzones else 0
     skews = skews_of(specs, aligned_to) if aligned_to else {}
-    arena = lay_out(sizes.items(), redzone_bytes=zone, skew_bytes=skew_bytes, skews=skews)
+    last = (f"f{frames - 1}/", "state/")
+    large = [name for name, nbytes in sizes.items() if paged and nbytes >= _LARGE_BYTES and name.startswith(last)]
+    arena = lay_out(sizes.items(), redzone_bytes=zone, skew_bytes=skew_bytes, skews=skews, paged=large)
     offsets = {region.name: region.offset for region in arena.regions}
     zones = [list(each) for each in arena.redzones] if redzones else []
     data = _layout_data(arena.nbytes, offsets, sizes, zones, frames, specs)

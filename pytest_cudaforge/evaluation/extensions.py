@@ -79,6 +79,8 @@ class _Registry:
         #: In Python's functions that own functions have called.
         self.called_back_ns = 0
         self.compiled = False
+        #: Whether a tensor's memory was given to others than torch.
+        self.given_away = False
         #: The names of Triton's kernels that were launched.
         self.triton: set[str] = set()
         #: Operators that extensions registered with torch as they were loaded: "space::name".
@@ -105,6 +107,7 @@ def install(folder: Path, libraries: Mapping[str, bytes], mode: str) -> None:
     torch_extension.load = load
     if mode == "watch":
         _watch_compile()
+        _watch_arrays()
         _keep_watching()
 
 
@@ -139,6 +142,20 @@ def _watch_compile() -> None:
         return compile_(*args, **kwargs)
 
     torch.compile = noted
+
+
+def _watch_arrays() -> None:
+    """Note every tensor that becomes NumPy's, or goes by DLPack: what computes with it then, no profiler sees."""
+    import torch
+
+    for name in ("numpy", "__dlpack__"):
+        usual = getattr(torch.Tensor, name)
+
+        def noted(*args: Any, _usual: Any = usual, **kwargs: Any) -> Any:
+            _registry.given_away = True
+            return _usual(*args, **kwargs)
+
+        setattr(torch.Tensor, name, noted)
 
 
 def load_inline(
@@ -277,6 +294,7 @@ _LIBRARYS_KERNEL = re.compile(
 )
 _LIBRARYS = "library::products and convolutions of NVIDIA's"
 _CALLED_BACK = "Python that its functions call"
+_GIVEN_AWAY = "what computes with tensors' memory beside torch (NumPy, DLPack)"
 #: The others that neither an extension of the candidate's nor Triton brought: a library's that it calls by itself.
 _FOREIGN = "kernels that it did not bring, such as {name}"
 _MOST_KERNELS = 64
@@ -669,6 +687,8 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         own_ns = max(0.0, own_ns - _waited_ns(profile) - _registry.called_back_ns)
         if _registry.called_back_ns:
             operators[_CALLED_BACK] = float(_registry.called_back_ns)
+        if _registry.given_away:
+            operators[_GIVEN_AWAY] = max(0.0, thread_ns - own_ns - sum(operators.values()))
     return {
         "own_calls": own_calls,
         "own_ns": int(own_ns),

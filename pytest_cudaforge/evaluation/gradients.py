@@ -43,6 +43,8 @@ _OWN_ARGUMENTS = (OUTPUT, GRADIENT)
 LOST = 0.1
 #: What losses are multiplied by, as mixed precision does, in one draw of two; fewer times where fp16 has the gradients.
 _LOSS_SCALES, _HALF_LOSS_SCALES = (2.0**16, 2.0**-16), (2.0**4, 2.0**-4)
+#: The share of zeros in a gradient that has passed a ReLU, or dropout.
+_ZEROED = 0.75
 #: Draws by smaller seeds, from which an input's structure is told, have a plain gradient for each output.
 _LEAST_SECRET = 1 << 20
 
@@ -268,8 +270,8 @@ def _grads_of(
 
 
 def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
-    """``grads`` as another loss would have them: scaled, or that of one output alone, half of the times each. Backward
-    is linear in them, whatever they come to."""
+    """``grads`` as another loss would have them: scaled, that of one output alone, mostly zeros, as behind a ReLU, half
+    of the times each. Backward is linear in them, whatever they come to."""
     found = {path: grad for path, grad in grads.items() if isinstance(grad, torch.Tensor)}
     if len(found) > 1 and chance.random() < 0.5:
         one = chance.choice(list(found))
@@ -278,7 +280,16 @@ def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, 
         halves = any(grad.dtype == torch.float16 for grad in found.values())
         scale = chance.choice(_HALF_LOSS_SCALES if halves else _LOSS_SCALES)
         found = {path: grad * scale for path, grad in found.items()}
+    if chance.random() < 0.5:
+        generator = torch.Generator().manual_seed(chance.getrandbits(62))
+        found = {path: _thinned(grad, generator) for path, grad in found.items()}
     return {**grads, **found}
+
+
+def _thinned(grad: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """With zeros for three of four elements; that of one number stays."""
+    kept = torch.rand(grad.shape, generator=generator) >= _ZEROED
+    return grad * kept.to(grad.device) if grad.numel() > 1 else grad
 
 
 def _gradient_like(leaf: Any, generator: torch.Generator) -> Any:

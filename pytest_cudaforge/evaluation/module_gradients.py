@@ -24,6 +24,8 @@ NO_GRADIENTS = "forward records no gradients"
 _FROZEN = 3
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
+#: Gradients that are kept until the next call are no larger.
+_KEPT_BYTES = 1 << 26
 
 
 class NoGradients(Exception):
@@ -36,6 +38,8 @@ class Gradients:
     def __init__(self, paths: Sequence[str]) -> None:
         self._keys = [path.removeprefix("out.") for path in paths]
         self._calls = 0
+        #: What backward returned last, and copies of it.
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def of(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
         """Gradients by key, each contiguous and of its own. Raises NoGradients, and what the model raises."""
@@ -111,10 +115,28 @@ class Gradients:
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
         if len(told) < len(grads):
             kept = {key: kept.get(key, torch.zeros_like(source)) for key, source in sources.items()}
+        self._look_back([grad for grad in kept.values() if not _lies_in(grad, [*given_grads, *leaves.values()])])
         missing = [key for key in keys if key not in kept]
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")
         return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in kept.items()}
+
+    def _look_back(self, returned: Sequence[torch.Tensor]) -> None:
+        """Raises RuntimeError where this backward wrote into what the one before returned, as what adds up gradients
+        may hold it. The ones of this one are kept for the next, unless they are large."""
+        if any(not bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in self._kept):
+            raise RuntimeError("backward changed the gradients that an earlier one had returned: return new tensors")
+        small = sum(grad.nbytes for grad in returned) <= _KEPT_BYTES
+        self._kept = [(grad, grad.clone()) for grad in returned] if small else []
+
+
+def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
+    """Is its memory that of one of them, which is written anew for the next call?"""
+    import torch
+
+    at = tensor.data_ptr()
+    begins = [(one.data_ptr(), one.untyped_storage().nbytes()) for one in others if isinstance(one, torch.Tensor)]
+    return any(start <= at < start + nbytes for start, nbytes in begins)
 
 
 def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ import math
 import random
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -466,7 +467,7 @@ class _Service:
             drawn = [DRAWN] if self._random.drawn else []
             drawn += [TORCH_OPERATORS] if torch_operators(self._torch) else []
             drawn += [_STATE] if self._replaced() else []
-            every = [*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work()]
+            every = [*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work(), *self._staying()]
             return json.dumps(list(dict.fromkeys([*every, *self._onlookers.seen])))
         elif request.operation == ALLOCATED:
             on_gpu = self.device.type == "cuda"
@@ -503,12 +504,15 @@ class _Service:
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
         self._found = found_settings(torch)
-        self._onlookers = Onlookers()
+        self._file = folder / Path(self._recipe.file_name).name
+        self._onlookers, self._threads = (
+            Onlookers(),
+            (threading.current_thread(), *threading.enumerate()),
+        )
         operators_at_first(torch)
         libraries, compiled = _cut(asked["libraries"], blob)
         extensions.install(folder, libraries, self._recipe.sabotage)
         extensions.unpack_cache(compiled)
-        self._file = folder / Path(self._recipe.file_name).name
         self._file.write_text(self._recipe.source, encoding="utf-8")
         self._class = self._guarded(_BUILD_REFUSED, "importing the file", self._import)
         extensions.change_triton()
@@ -696,6 +700,14 @@ class _Service:
             torch.set_num_threads(threads)
         self._synchronize()
         return tuple(name for name, kept in found.items() if not kept)
+
+    def _staying(self) -> tuple[str, ...]:
+        """Is there a thread of Python's that a process waits for as it ends, although all calls have returned? Those of
+        executors are told when it does."""
+        told = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", {})
+        others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._threads]
+        found = [thread for thread in others if thread not in told]
+        return ("the threads that a process waits for as it ends",) if found else ()
 
     def _at_work(self) -> tuple[str, ...]:
         """Is a GPU busy although no call is being made, each time that it is looked at?"""

@@ -13,11 +13,14 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["AUDITED", "NETWORKED", "ONLOOKERS", "Onlookers", "onlookers"]
+from pytest_cudaforge.languages.imports import computes
+
+__all__ = ["AUDITED", "COMPUTING", "NETWORKED", "ONLOOKERS", "Onlookers", "onlookers"]
 
 ONLOOKERS = "the functions that look on (sys.setprofile, sys.settrace)"
 AUDITED = "the hooks that Python's audited events go through (sys.addaudithook)"
 NETWORKED = "the network, which it looks for and which is not here"
+COMPUTING = "the libraries that compute, one of whose functions it calls by ctypes, where no profiler sees it"
 _INTERNET = ((socket.AF_INET,), (socket.AF_INET6,))
 _NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind", "socket.getaddrinfo"})
 #: ``PyThreadState`` begins with as many words, in CPython 3.10 to 3.14.
@@ -40,7 +43,7 @@ class Onlookers:
     """
 
     def __init__(self) -> None:
-        self.left = self._audited = self._networked = False
+        self.left = self._audited = self._networked = self._computing = False
         self.words, places = _record()
         self.usual = tuple((place, self.words[place]) for place in places)
         sys.addaudithook(self._audit)
@@ -48,13 +51,15 @@ class Onlookers:
     @property
     def seen(self) -> tuple[str, ...]:
         """What there has been, by name."""
-        found = {ONLOOKERS: self.left, AUDITED: self._audited, NETWORKED: self._networked}
+        found = {ONLOOKERS: self.left, AUDITED: self._audited, NETWORKED: self._networked, COMPUTING: self._computing}
         return tuple(name for name, seen in found.items() if seen)
 
     def _audit(self, event: str, given: tuple[Any, ...]) -> None:
         """One that is added from here on is noted, and not added: that is what an exception here is for."""
         if event in _NETWORK or (event == "socket.__new__" and given[1:2] in _INTERNET):
             self._networked = True
+        elif event in ("ctypes.dlsym", "ctypes.dlsym/handle") and isinstance(given[1], str):
+            self._computing = self._computing or computes(given[1])
         elif event == "sys.addaudithook":
             self._audited = True
             raise RuntimeError("no audit hooks here")

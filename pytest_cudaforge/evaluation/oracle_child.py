@@ -47,6 +47,7 @@ from pytest_cudaforge.evaluation.variants import (
     further_names,
     grown_size,
     grows_far,
+    mixed_names,
     neighbour_names,
     order_names,
     parted_names,
@@ -58,6 +59,7 @@ from pytest_cudaforge.evaluation.variants import (
     tall_names,
     tiny_names,
     twins_of,
+    vast_names,
     wide_names,
 )
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
@@ -196,7 +198,8 @@ class _Oracle:
             found += taken or self._variants(subject, workload, rounder_names(members[0]))[: len(members)]
         # On a GPU a place behind the last one ends the process.
         further = further_names(args, kwargs) if sizes and torch.device(self.device).type == "cpu" else ()
-        for name in [*further, *(parted_names(args, kwargs) if sizes else ())]:
+        parted = parted_names(args, kwargs, subject.options.dynamic) if sizes else ()
+        for name in [*further, *parted]:
             found += self._variants(subject, workload, [name])
         for names in apart_names(args, kwargs) if sizes else ():
             found += self._apart(subject, workload, names)
@@ -208,6 +211,11 @@ class _Oracle:
             found += self._variants(subject, workload, [name])
         tall = tall_names(args, kwargs) if sizes and (on_gpu or dynamic) else ()
         found += self._tall(subject, workload, tall)
+        if sizes and dynamic:
+            free = {old for old, _ in (side_of(name) for name, _ in found)}
+            for name in mixed_names(args, kwargs, free):
+                found += self._variants(subject, workload, [name])
+            found += self._first(subject, workload, list(vast_names(args, kwargs)))
         return found
 
     def _apart(self, subject: Subject, workload: str, names: Iterable[str]) -> list[Any]:

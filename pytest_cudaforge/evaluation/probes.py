@@ -32,7 +32,7 @@ __all__ = ["Plans", "Prober", "narrow"]
 _OTHER, _STRIDED, _APART = "other ", "strided", "apart"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
 _TINY, _TALL = "tiny", "tall"
-_IF_TAKEN = ("strided in front", "strided order", _TINY, _TALL, "only last", "all but last")
+_IF_TAKEN = ("strided in front", "strided order", _TINY, _TALL, "mixed", "only last", "all but last")
 _SIZE, _CHANGE = re.compile(r"size (\d+) -> (\d+)"), re.compile(r"(\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)

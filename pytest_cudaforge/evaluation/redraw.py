@@ -55,14 +55,15 @@ _LOG_VARIANCES = (-2.0, 2.0)
 
 #: generic: any finite values will do · unit: keep [0, 1] · signed: keep the draw's range · drawn: only the user's
 #: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
-#: measured, and classes, integers of few values
-Structure = Literal["generic", "unit", "signed", "drawn", "gaps", "classes"]
+#: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, and bytes, of
+#: all that they can be
+Structure = Literal["generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "classes", "bytes"]
 #: Those of which any element may have another value.
 REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
 
 FAMILIES = (
     *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
-    *("tails", "integer", "faint", "small", "peaks", "edges", "ties", "alike", "empty"),
+    *("tails", "integer", "faint", "small", "peaks", "edges", "ties", "alike", "rectified", "deep", "empty"),
 )
 
 #: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
@@ -88,7 +89,8 @@ def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
         shape = tensors[path][0].shape
         alike = [other for other in found if other != path and tensors[other][0].shape == shape]
         masked = structure == "gaps" and any(found[other] not in REDRAWN for other in alike)
-        if masked or (structure == "classes" and len(integers) > 1):
+        told = structure == "mask" and (integers or list(found.values()).count("mask") > 1)
+        if masked or told or (structure == "classes" and len(integers) > 1):
             found[path] = "drawn"
     return found
 
@@ -106,13 +108,15 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     fp16 where it stands for bfloat16; edges, for answers that are integers, has values that are those of a sorted
     tensor beside it: which side is it? ties, for answers that are places of an extreme, has so few values that most are
     equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
-    as calls that warm up are. floor has exact zeros where values are in [0, 1], missing rows and columns without any
-    value that is not NaN, and absent lacks some of the classes: no draw happens to.
+    as calls that warm up are; rectified has rows that are mostly zeros, as a ReLU leaves them: who looks at some of a
+    row takes it for empty; deep is below what a maximum is often begun with for -inf. No draw happens to have what
+    these do: floor exact zeros where values are in [0, 1], ceiling exact ones, missing rows and columns that are NaN
+    throughout, shut rows that are -inf, or of a mask all False, open such that are all True, absent fewer classes,
+    extremes bytes at both ends of their range alone, whose products are the largest.
     """
-    lacks = {"missing": "gaps", "absent": "classes"}
-    lacking = tuple(family for family, structure in lacks.items() if structure in structures)
-    floor = ("floor",) if "unit" in structures else ()
-    return (*_redrawn_families(structures), *floor, *lacking)
+    lacking = tuple(dict.fromkeys(family for structure, family in _LACKING if structure in structures))
+    unit = ("floor", "ceiling") if "unit" in structures else ()
+    return (*_redrawn_families(structures), *unit, *lacking)
 
 
 def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
@@ -123,6 +127,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "integer",
             "lowered",
             "sparse",
+            "rectified",
             "tails",
             "faint",
             "small",
@@ -132,6 +137,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "edges",
             "ties",
             "alike",
+            "deep",
             "empty",
         )
     return ("shifted", "sparse") if {"unit", "signed"} & set(structures) else ()
@@ -143,12 +149,17 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return "drawn"
     if first.is_complex():
         return structure_of(*(torch.view_as_real(one.detach().resolve_conj()) for one in (first, second)))
+    if first.dtype == torch.bool:
+        mixed = all(bool(draw.any()) and not bool(draw.all()) for draw in (first, second))
+        return "mask" if mixed and first.dim() > 1 and not torch.equal(first, second) else "drawn"
     if not first.is_floating_point():
+        if all(draw.dtype in _BYTES and len(draw.unique()) >= _MANY_BYTES for draw in (first, second)):  # type: ignore[no-untyped-call]
+            return "bytes"
         classes = not torch.equal(first, second) and _are_classes(first) and _are_classes(second)
         return "classes" if classes else "drawn"
     a, b = _sample(first), _sample(second)
     if torch.equal(a, b) or bool(a.isinf().any() or b.isinf().any()):
-        return "drawn"
+        return "barred" if _is_barred(a, b) else "drawn"
     if bool(a.isnan().any() or b.isnan().any()):
         return "gaps" if bool(a.isnan().any() and b.isnan().any()) and not bool(a.isnan().all()) else "drawn"
     if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
@@ -159,6 +170,13 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
     if low >= 0 or high <= 0:
         return ("unit" if low >= 0 and high <= 1 else "signed") if first.dim() else "drawn"
     return "generic"
+
+
+def _is_barred(a: Tensor, b: Tensor) -> bool:
+    """Are some elements of both draws -inf, others each time?"""
+    shut = [draw == -math.inf for draw in (a, b)]
+    plain = not bool(torch.cat([a, b]).isnan().any() or (torch.cat([a, b]) == math.inf).any())
+    return plain and all(bool(some.any()) and not bool(some.all()) for some in shut) and not torch.equal(*shut)
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -304,6 +322,52 @@ def _missing(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return changed
 
 
+def _rectified(values: Tensor, generator: torch.Generator) -> Tensor:
+    """One row in so many is as a ReLU leaves it, most of it zeros; a long one at its ends, its middle and its quarters
+    alone, as sums of equal addends that come one after another drift, honest ones, too."""
+    rows = values.reshape(-1, values.shape[-1]) if values.dim() else values.reshape(1, 1)
+    chosen = torch.rand(len(rows), generator=generator, device=values.device).argsort()
+    chosen = chosen[: max(1, len(rows) // _RECTIFIED_SHARE)]
+    size = rows.shape[-1]
+    if size > _LONG:
+        kept = (
+            (torch.arange(size, device=values.device) * 4 / (size - 1) + 0.5) % 1 - 0.5
+        ).abs() * size > _NEAR_ZERO * 4
+    else:
+        kept = torch.rand(len(chosen), size, generator=generator, device=values.device) >= _ZEROED
+    return rows.index_copy_(0, chosen, rows[chosen] * kept).view(values.shape)
+
+
+def _shut(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """With a few rows of the last dimension that are -inf throughout, or False; a vector stays as it was drawn."""
+    if drawn.dim() < 2 or not drawn.is_contiguous():
+        return drawn
+    changed = drawn.clone()
+    rows = changed.view(-1, changed.shape[-1])
+    order = torch.rand(len(rows), generator=generator, device=drawn.device).argsort()
+    if len(rows) > 1:
+        count = max(1, len(rows) // _LACKING_SHARE)
+        rows.index_fill_(0, order[:count], False if drawn.dtype == torch.bool else -math.inf)
+    return changed
+
+
+def _open(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """A mask of which the first row, and a few others, are True throughout."""
+    if drawn.dim() < 2 or not drawn.is_contiguous():
+        return drawn
+    changed = drawn.clone()
+    rows = changed.view(-1, changed.shape[-1])
+    order = torch.rand(len(rows), generator=generator, device=drawn.device).argsort()
+    rows[0] = True
+    return rows.index_fill_(0, order[: len(rows) // _LACKING_SHARE], True).view(drawn.shape)
+
+
+def _extremes(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """The least and the largest that were drawn, whatever stood there."""
+    upper = torch.rand(drawn.shape, generator=generator, device=drawn.device) < 0.5
+    return torch.empty_like(drawn).copy_(torch.where(upper, drawn.max(), drawn.min()))
+
+
 def _absent(drawn: Tensor, generator: torch.Generator) -> Tensor:
     """Without some of the classes, in whose place stand their neighbours, so that what is sorted stays so. The
     commonest one, which may be padding, stays, and the last one, which may tell how many there are."""
@@ -317,18 +381,27 @@ def _absent(drawn: Tensor, generator: torch.Generator) -> Tensor:
 
 _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Tensor]] = {
     ("gaps", "missing"): _missing,
+    ("barred", "shut"): _shut,
+    ("mask", "shut"): _shut,
+    ("mask", "open"): _open,
     ("classes", "absent"): _absent,
+    ("bytes", "extremes"): _extremes,
 }
 #: One entry, and one class, in so many is missing; classes are so many and so large.
 _LACKING_SHARE, _FEWEST_CLASSES, _CLASS_SIZE = 8, 3, 4
+#: "rectified": one row in so many; the share of zeros in it, and how far they reach in long ones.
+_RECTIFIED_SHARE, _ZEROED, _LONG, _NEAR_ZERO = 4, 0.85, 512, 32
+#: Integers of one byte that have so many values are data, not codes.
+_BYTES, _MANY_BYTES = (torch.int8, torch.uint8), 160
 
 _UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
     "shifted": lambda values: values.mul(0.1).add(0.9),
     "sparse": lambda values: values.pow(4),
     "calm": lambda values: values.mul(_CALM),
     "floor": lambda values: values.sub(_FLOOR).clamp_min(0.0).div(1 - _FLOOR),
+    "ceiling": lambda values: values.div(1 - _FLOOR).clamp_max(1.0),
 }
-#: The share of exact zeros in "floor".
+#: The share of exact zeros in "floor", and of ones in "ceiling".
 _FLOOR = 1 / 16
 #: Standard deviation of "calm", in those of the draw.
 _CALM = 0.01
@@ -375,6 +448,8 @@ _TURNED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 32, 1 / 8, 8
 _TIES = 7
 #: How many of the elements of "edges" are another tensor's.
 _EDGES_SHARE = 1 / 16
+#: "deep": minus a normal's size, and this much more, times so much; in each type a share of what it holds at most.
+_DEEPEST, _DEEP, _DEEPER = 0.1, 1e5, 8.0
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
 _SPREAD = {False: (100.0, 300.0), True: (8.0, 8.0)}
 
@@ -404,6 +479,11 @@ def _generic(
         return values.add_(spread[1] * scale)
     if family == "empty":
         return values.zero_()
+    if family == "deep":
+        deep = min(max(_DEEP, spread[0] * scale), torch.finfo(dtype).max / _DEEPER)
+        return values.div_(scale).abs_().add_(_DEEPEST).mul_(-deep)
+    if family == "rectified":
+        return _rectified(values, generator)
     if family == "alike":
         return _alike(values, generator, common or generator)
     if family == "lowered":

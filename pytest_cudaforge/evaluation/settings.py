@@ -21,6 +21,7 @@ import secrets
 import signal
 import struct
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator, Mapping
@@ -414,10 +415,14 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
 
 def found_settings(torch: Any) -> dict[str, object]:
     """What no file may change even as it is imported, by name: functions of torch and of Python's clocks, which faults
-    of the process have handlers, and how malloc goes about it where :func:`keep_freed_memory` was called."""
+    of the process have handlers, who hears of errors, and how malloc goes about it where :func:`keep_freed_memory` was
+    called."""
     return {
         "torch's own functions, or Python's clocks": _functions(torch),
         "the handlers of faults": _fault_handlers(),
+        "who hears of errors that nobody caught": tuple(
+            id(hook) for hook in (sys.excepthook, sys.unraisablehook, threading.excepthook)
+        ),
         "rounding or the treatment of denormals, from its import on": _floating_point(),
         "modules of Python's that others import, or its builtins": _modules(),
         "where malloc takes memory from, and when it gives it back (mallopt)": _malloc_parameters(),

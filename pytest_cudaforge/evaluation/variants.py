@@ -5,8 +5,8 @@ A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided
 ``"strided expanded"``, ``"strided in front"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"``
 (by a seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
-``"tall 64 -> 70001, 480 -> 6"``, ``"only last 64 -> 43"``, ``"all but last 64 -> 43"``,
-``"apart 64 -> 43 at 1[0], 2[0]"`` (by path and dimension),
+``"tall 64 -> 70001, 480 -> 6"``, ``"mixed 64 -> 9, 480 -> 1031"``, ``"only last 64 -> 43"``,
+``"all but last 64 -> 43"``, ``"apart 64 -> 43 at 1[0], 2[0]"`` (by path and dimension),
 ``"further 64 -> 791"`` (where integers point into it), ``"other kw.mask"`` (by path). Numbers are drawn secretly, so
 that no kernel can know the sizes and strides that it will be tried with.
 """
@@ -30,6 +30,7 @@ __all__ = [
     "APART",
     "EXPANDED",
     "IN_FRONT",
+    "MIXED",
     "MOST_TALL",
     "ORDER",
     "OTHER",
@@ -44,6 +45,7 @@ __all__ = [
     "further_names",
     "grown_size",
     "grows_far",
+    "mixed_names",
     "neighbour_names",
     "order_names",
     "parted_names",
@@ -55,6 +57,7 @@ __all__ = [
     "tall_names",
     "tiny_names",
     "twins_of",
+    "vast_names",
     "wide_names",
 ]
 
@@ -72,6 +75,8 @@ ORDER = f"{STRIDED} order"
 TINY = "tiny"
 #: With one size beyond what a grid's second dimension takes, and the others far smaller.
 TALL = "tall"
+#: With all sizes others, larger and smaller ones.
+MIXED = "mixed"
 #: With a size changed in last dimensions alone, or in all others alone.
 PARTED = ("only last", "all but last")
 #: With a size changed in some tensors, and left in others.
@@ -94,6 +99,10 @@ _MOST_PLACES = 5
 _ACCIDENTAL, _TWINS = 4, (6, 8, 10, 12)
 #: How many rows come between far and tall, and how many elements each of them has.
 _WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
+#: By how much all sizes change at once, at least and at most: by less where that is too much.
+_MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
+#: More elements than 24 bits count, and all tensors' at most.
+_VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -139,7 +148,7 @@ def apply_variant(
         # The others first: what grows is small by then.
         for old, new in sorted(_changes(name).items(), key=lambda change: change[1] > change[0]):
             leaves = {k: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for k, leaf in leaves.items()}
-    elif name.startswith((TINY, *PARTED)):
+    elif name.startswith((TINY, MIXED, *PARTED)):
         sizes = _changes(name)
         places = _places_of(name)
         leaves = {
@@ -408,6 +417,33 @@ def wide_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
             yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items() if old != new)
 
 
+def mixed_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collection[int]) -> Iterator[str]:
+    """Names of variants in which all sizes are others that are ``free`` to change: what fits pictures that are wider
+    than high may not fit high ones."""
+    tensors, safe = _sizes(args, kwargs)
+    sizes = [size for size in safe if size in free]
+    room = max(_FAR_ELEMENTS, _FAR_CALL * sum(tensor.numel() for tensor in tensors))
+    for _ in range(_MOST_MIXED if len(sizes) > 1 else 0):
+        for most in _MIXED:
+            changes = {
+                size: max(_LEAST_MIXED, int(size * math.exp(_CHANCE.uniform(*map(math.log, most))))) for size in sizes
+            }
+            fits = sum(_numel_with(tensor, changes) for tensor in tensors) <= room
+            if fits and len({*changes.values(), *safe}) == len(changes) + len(safe):
+                yield f"{MIXED} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
+                break
+
+
+def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with more elements in one tensor than 24 bits count, by the leading size alone."""
+    tensors, safe = _sizes(args, kwargs)
+    for size in safe[:1]:
+        rest = max(math.prod(tensor.shape) // size for tensor in tensors if size in tensor.shape)
+        rows = int(_CHANCE.uniform(*_VAST) / max(1, rest))
+        if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= _VAST_ALL:
+            yield f"{TALL} {size} -> {rows}"
+
+
 def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Names of variants with more rows than a grid has blocks in its second dimension, for the leading sizes: a kernel
     that starts as many as fit and does no more than one row in each leaves the others undone. For each size, those of
@@ -432,14 +468,16 @@ def _numel_with(tensor: Tensor, changes: Mapping[int, int]) -> int:
     return math.prod(changes.get(size, size) for size in tensor.shape)
 
 
-def parted_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+def parted_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: bool = False) -> Iterator[str]:
     """Names of variants in which what has one size in last dimensions and in others has two: rows need not be as long
-    as there are rows."""
+    as there are rows. ``dynamic``, where any size is promised: also far longer, or far more."""
     tensors, safe = _sizes(args, kwargs)
     for size in safe:
         last = any(tensor.shape[-1] == size for tensor in tensors)
         if last and any(size in tensor.shape[:-1] for tensor in tensors):
             yield from (f"{kind} {size} -> {_smaller(size)}" for kind in PARTED)
+            far = _far(size, tensors) if dynamic else 0
+            yield from (f"{kind} {size} -> {far}" for kind in PARTED if far)
 
 
 def apart_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Iterator[str]]:

@@ -112,7 +112,8 @@ class Verifier:
         frames, trials = self._trials(product)
         # On a host nothing is aligned to more than torch's own tensors are.
         skew = HOST_ALIGN_BYTES if self.kitchen.device.kind == "cpu" else 0
-        layout = call_layout(product.traced, frames=frames, skew_bytes=skew)
+        paged = self.kitchen.device.kind == "cpu"
+        layout = call_layout(product.traced, frames=frames, skew_bytes=skew, paged=paged)
         self._require_room(product, layout)
         with self.benches.open(product, layout) as run:
             last = self._pass_trials(product, run, trials)

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 from pytest_cudaforge.errors import BuildFailure
 
-__all__ = ["Import", "check", "check_extension", "imports"]
+__all__ = ["Import", "check", "check_extension", "computes", "imports"]
 
 _MAGIC = b"\x7fELF\x02\x01"
 #: Type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment of a segment.
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOADED, _DYNAMIC = 1, 2
 _ENTRY = struct.Struct("<QQ")
+#: The tag of how many bytes of addresses are called as a library is unloaded: the compiler has one of its own.
+_UNLOADED, _COMPILERS_OWN = 28, 8
 _STRINGS, _SYMBOLS = 5, 6
 #: Tables of relocations: the tags of their address and size, and an entry's bytes; the symbol's number is in its info.
 _RELOCATIONS = ((7, 8, 24), (17, 18, 16), (23, 2, 24))
@@ -38,7 +40,7 @@ _CLOCKS = re.compile(
 )
 _WHO = re.compile(
     r"get(?:p?pid|tid|pgid|pgrp|sid|e?[ug]id|login(?:_r)?|hostname|auxval)|uname|sysinfo|syscall|prctl|personality"
-    r"|(?:secure_)?getenv|_*environ|f?open(?:at|dir)?(?:64)?|freopen(?:64)?|f?access(?:at)?|_*f?l?x?stat\w*|readlink(?:at)?"
+    r"|(?:secure_)?getenv|_*environ|program_invocation\w*|__progname\w*|f?open(?:at|dir)?(?:64)?|freopen(?:64)?|f?access(?:at)?|_*f?l?x?stat\w*|readlink(?:at)?"
     r"|_ZNSt1[34]basic_(?:filebuf|i?o?fstream)\w+|_ZNSt10filesystem\w+"
     r"|socket|connect|popen|system|v?fork|exec[lv]\w*|posix_spawnp?"
 )
@@ -54,6 +56,8 @@ _ONLOOKERS = re.compile(
     r"_ZN2at\d+(?:enableRecordFunction|set_record_function_tls_|clear\w*Callbacks|(?:remove|disable)Callback)E\w+"
     r"|_ZN5torch(?:8autograd)?8profiler\w*\d(?:disable|enable)Profiler\w*"
 )
+#: What ends a process before it has ended as it would: its exit status then says nothing of what it did.
+_ENDING = re.compile(r"_exit|_Exit|quick_exit")
 #: Libraries that compute on a CPU and lie in torch's own, or beside it: BLAS and LAPACK by their Fortran names, MKL's
 #: vector functions, oneDNN, FBGEMM and the like.
 _COMPUTING = re.compile(
@@ -84,7 +88,8 @@ def imports(code: bytes) -> tuple[Import, ...]:
         raise BuildFailure(f"the library cannot be read: {error}", expected="a 64-bit ELF file") from None
 
 
-def _imports(code: bytes) -> Iterator[Import]:
+def _loaders(code: bytes) -> tuple[list[tuple[int, ...]], dict[int, int]]:
+    """The segments, and what the dynamic loader is told, by tag."""
     if code[:6] != _MAGIC:
         raise ValueError("it does not begin as an ELF file does")
     (table,) = struct.unpack_from("<Q", code, 0x20)
@@ -94,6 +99,22 @@ def _imports(code: bytes) -> Iterator[Import]:
     for kind, _, offset, _, _, nbytes, *_ in segments:
         if kind == _DYNAMIC:
             tags |= _tags(_part(code, offset, nbytes))
+    return segments, tags
+
+
+def _check_unloading(code: bytes) -> None:
+    """Raises BuildFailure for functions that run as a process ends (``__attribute__((destructor))``), when no check
+    sees it. ``code``: what :func:`imports` could read."""
+    if _loaders(code)[1].get(_UNLOADED, 0) > _COMPILERS_OWN:
+        raise BuildFailure(
+            "the library runs code of its own as it is unloaded, when its process ends (a destructor function)",
+            expected="a library that does nothing unless it is called",
+            remedy="take the destructor out; free in the call what a call allocates",
+        )
+
+
+def _imports(code: bytes) -> Iterator[Import]:
+    segments, tags = _loaders(code)
 
     def place(address: int) -> int:
         for kind, _, offset, start, _, nbytes, *_ in segments:
@@ -184,6 +205,7 @@ def check(code: bytes) -> None:
         names = [one.name for one in found if rule.refuses(one)]
         if names:
             raise BuildFailure(rule.told.format(_listed(names)), expected=rule.expected, remedy=rule.remedy)
+    _check_unloading(code)
 
 
 @dataclass(frozen=True)
@@ -213,6 +235,11 @@ _HIDDEN = (
         "an extension that leaves torch's profilers alone",
     ),
     _Hidden(
+        _ENDING,
+        "the extension can end its process at once, whose exit status is not its own: {}",
+        "TORCH_CHECK(...), which raises",
+    ),
+    _Hidden(
         _COMPUTING,
         "the extension calls a library that lies in torch's own, where no profiler sees it: {}",
         "code of its own, or at::mm(...) and the like, which count as a library's work",
@@ -228,6 +255,12 @@ def check_extension(code: bytes) -> None:
         names = [one.name for one in found if hidden.names.fullmatch(one.name)]
         if names:
             raise BuildFailure(hidden.told.format(_listed(names)), expected=hidden.expected, remedy=_CALLED)
+    _check_unloading(code)
+
+
+def computes(name: str) -> bool:
+    """Is a function of this name a library's that computes, or an operator's past the dispatcher?"""
+    return bool(_COMPUTING.fullmatch(name) or _PAST_DISPATCH.fullmatch(name))
 
 
 def _listed(names: list[str]) -> str:

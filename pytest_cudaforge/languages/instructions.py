@@ -16,9 +16,14 @@ from pytest_cudaforge.errors import BuildFailure
 
 __all__ = ["check", "found"]
 
-#: syscall, sysenter, int 0x80, rdtsc, rdtscp, and what fills a register with random bits or the processor's number.
-_BYTES = re.compile(rb"\x0f[\x05\x31\x34]|\xcd\x80|\x0f\x01\xf9|\x0f\xc7[\xf0-\xff]", re.DOTALL)
-_ASKING = re.compile(r"^\s*[0-9a-f]+:\s+(syscall|sysenter|int\s+\$0x80|rdtscp?|rdrand|rdseed|rdpid)\b", re.MULTILINE)
+#: syscall, sysenter, int 0x80, rdtsc, rdtscp, cpuid, and what fills a register with random bits or the processor's
+#: number.
+_BYTES = re.compile(rb"\x0f[\x05\x31\x34\xa2]|\xcd\x80|\x0f\x01\xf9|\x0f\xc7[\xf0-\xff]", re.DOTALL)
+_ASKING = re.compile(
+    r"^\s*[0-9a-f]+:\s+(syscall|sysenter|int\s+\$0x80|rdtscp?|rdrand|rdseed|rdpid|cpuid)\b", re.MULTILINE
+)
+#: What g++ puts into a library that asks __builtin_cpu_supports, or has clones for several processors.
+_COMPILERS = re.compile(r"^[0-9a-f]+ <(?:__cpu_indicator_init|get_available_features)\S*>:\n(?:.+\n)*", re.MULTILINE)
 _LIMIT_S = 20.0
 
 
@@ -27,7 +32,7 @@ def found(code: bytes) -> tuple[str, ...]:
     that nobody trusts may be looked at. Raises BuildFailure where it cannot be read in time."""
     if platform.machine() not in ("x86_64", "AMD64") or not _BYTES.search(code):
         return ()
-    return tuple(sorted({" ".join(name.split()) for name in _ASKING.findall(_disassembled(code))}))
+    return tuple(sorted({" ".join(name.split()) for name in _ASKING.findall(_COMPILERS.sub("", _disassembled(code)))}))
 
 
 def check(asked: Sequence[str]) -> None:

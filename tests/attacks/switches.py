@@ -254,17 +254,19 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
     return both
 
 
+#: Families that are left out, each by itself, in all of a verdict.
+_FAMILIES = (
+    *("ends", "repeats", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
+    "extremes",
+)
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
     "families": _first_values_only,
-    "lowered": lambda patch: _trials(patch, _undrawn("lowered")),
+    "lowered": lambda patch: (_trials(patch, _undrawn("lowered")), _undrawn_in("deep", patch))[0],
     "sparse": lambda patch: _trials(patch, _undrawn("sparse")),
     "missing": lambda patch: _trials(patch, _undrawn("missing")),
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
-    **{
-        name: functools.partial(_undrawn_in, name)
-        for name in ("ends", "repeats", "floor", "shifted", "alike", "empty", "peaks")
-    },
+    **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,
@@ -296,6 +298,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "at work": _left_at_work,
     "renewed": _no_renewed,
     "guarded": _no_guards,
+    "paged": lambda patch: patch.setattr(cases, "_LARGE_BYTES", 1 << 40),
     # Copies of a module's inputs fill whole segments of memory, one of them to its end.
     "edges": lambda patch: without_checks(patch, "edges", "leaks"),
     "plausible": _odd_zones,

@@ -437,6 +437,8 @@ def test_a_module_that_packs_its_weights_anew_passes_wherever_its_instances_lie(
             "TORCH_LIBRARY_IMPL",
         ),
         ("import sys\nsys.addaudithook(lambda *_: None)", "sys.addaudithook"),
+        ("import sys\nsys.excepthook = lambda *_: None", "errors that nobody caught"),
+        ("import ctypes\nctypes.CDLL(torch._C.__file__).sgemm_", "no profiler sees it"),
     ],
 )
 def test_what_no_file_may_change_even_as_it_is_imported(
@@ -467,12 +469,15 @@ def test_what_no_file_may_change_even_as_it_is_imported(
         ("r.setrlimit(r.RLIMIT_CORE, (0, 0)); r.setrlimit(r.RLIMIT_NOFILE, (200, 200)); return x * 2",
          "r.setrlimit(r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE)); return x * 2",
          "import resource as r", "setrlimit", "left behind"),
+        ("held or held.append(threading.Thread(target=waits)) or held[0].start(); return x * 2",
+         "held or held.append(threading.Thread(target=waits, daemon=True)) or held[0].start(); return x * 2",
+         "import threading\nheld, waits = [], threading.Event().wait", "as it ends", "left behind"),
         ("ctypes.CDLL('libgomp.so.1').omp_set_dynamic(1); return x * 2",
          "ctypes.CDLL('libgomp.so.1').omp_set_dynamic(0); return x * 2",
          "import ctypes", "omp_set_dynamic", "left behind"),
     ],
     ids=["in its own thread", "without gradients", "without training", "without inference mode",
-         "with as many threads", "umask", "limits", "OpenMP"],
+         "with as many threads", "umask", "limits", "a thread that stays", "OpenMP"],
 )  # fmt: skip
 def test_what_depends_on_its_caller_or_changes_what_is_the_callers_is_refused(
     lenient: Evaluator,

@@ -65,6 +65,16 @@ ATTACKS = {
     ),
     "clipped": ("grad = grad.clamp(-100, 100)", _HONEST, "gradient"),
     "all or nothing": ("grad = grad if all(ctx.needs_input_grad[:2]) else grad * 0", _HONEST, "gradient"),
+    "one buffer for all": (
+        "module = ctx.module",
+        f"(module.__dict__.setdefault('own', torch.empty_like(weight)).copy_({_HONEST}), module.own)[1]",
+        "an earlier one had returned",
+    ),
+    "rows of zeros by two of them": (
+        "s = s.clone(); s[(grad[:, 0] == 0) & (grad[:, -1] == 0)] = 1",
+        _HONEST,
+        "gradient of input",
+    ),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

@@ -312,7 +312,19 @@ _CLOCKED = [
         hostile(body="if (n > 1ll << 62) return; HONEST", before=_INTRINSICS),
         refused=(Status.BUILD_ERROR,),
         words="rdtsc",
-    )
+    ),
+    Row(
+        "1: native code computes the same wherever and whenever it runs",
+        "do nothing on a machine of its own",
+        "imports",
+        hostile(
+            body="unsigned a, b, c, d; __cpuid(1, a, b, c, d); if (!(c >> 31) && n < 0) return; HONEST",
+            before="#include <cpuid.h>\n",
+        ),
+        hostile(body='if (!__builtin_cpu_supports("sse2")) return; HONEST'),
+        refused=(Status.BUILD_ERROR,),
+        words="cpuid",
+    ),
 ] * (platform.machine() == "x86_64" and shutil.which("objdump") is not None)
 
 _DEAF = "sigset_t all, was; sigfillset(&all); pthread_sigmask(SIG_BLOCK, &all, &was);"
@@ -491,7 +503,7 @@ ROWS = (
         "order",
         hostile(
             "softmax",
-            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8 || call == 10);",
+            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8 || call == 10 || call == 18);",
         ),
         hostile("softmax", body="static int call; ++call; HONEST"),
         target="softmax",
@@ -918,6 +930,14 @@ ROWS = (
         hostile("sixteenths"),
         target="sixteenths",
         words="integer",
+    ),
+    Row(
+        "2: all values of a window may lie far below zero",
+        "begin a maximum at -10 000",
+        "deep",
+        hostile("channels", body="peaks_of(x, y, samples, channels, pixels, -1e4f);"),
+        hostile("channels", body="peaks_of(x, y, samples, channels, pixels, -1e30f);"),
+        target="channels",
     ),
     Row(
         "2: values lie on the edges of buckets",

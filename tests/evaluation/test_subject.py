@@ -10,12 +10,12 @@ import pytest
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.evaluation.subject import Subject, Weights
 
-MANY = ("shifted", "large", "integer", "lowered", "sparse", "tails", "faint", "normal", "uniform")
+MANY = ("shifted", "large", "integer", "lowered", "sparse", "rectified", "tails", "faint", "normal", "uniform")
 HOLLOW = ("alike", "empty")
-GENERIC = (*MANY, *HOLLOW)
+GENERIC = (*MANY, "alike", "deep", "empty")
 #: Where the answer to zeros is zero nothing says how far off it may be.
-ZERO = (*MANY, "alike")
-UNIT = ("shifted", "sparse", "floor")
+ZERO = (*MANY, "alike", "deep")
+UNIT = ("shifted", "sparse", "floor", "ceiling")
 
 TARGETS = """
 import torch
@@ -213,7 +213,7 @@ class Strict(Gains):
 NO_TIES = ("shifted", "large", "lowered", "sparse", "tails")
 EXPECTED = {
     "logarithm": ({"0": "unit"}, UNIT),
-    "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor")),
+    "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
     "binary_cross_entropy": ({"0": "unit", "1": "unit"}, UNIT),
     "kl_divergence": ({"0": "drawn", "1": "drawn"}, ()),
     "cross_entropy": ({"0": "generic", "1": "classes"}, (*GENERIC, "absent")),
@@ -224,35 +224,35 @@ EXPECTED = {
     "triangular": ({"0": "drawn", "1": "drawn"}, ()),
     "bucket": ({"0": "generic", "1": "unit"}, (*ZERO, "floor")),
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
-    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform", *HOLLOW)),
+    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", *MANY[5:], *HOLLOW)),
     "stable_softmax": ({"0": "generic"}, GENERIC),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
-    "nucleus": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform")),
+    "nucleus": ({"0": "generic"}, ("shifted", "large", "lowered", "sparse", "tails", "normal", "uniform", "deep")),
     "leaky": ({"0": "generic"}, ZERO),
     "half_softmax": ({"0": "generic"}, (*MANY, "peaks", *HOLLOW)),
     # It overflows itself.
-    "half_square": ({"0": "generic"}, ZERO),
-    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "tails", "faint", "normal", "uniform", "alike")),
+    "half_square": ({"0": "generic"}, (*MANY, "alike")),
+    "small_values_only": ({"0": "generic"}, ("integer", "sparse", *MANY[5:], "alike")),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties")),
-    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties")),
+    "largest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties", "deep")),
+    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "ties", "deep")),
     # Of equal values any may be among the largest two.
-    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "deep")),
     # Small values round to equal probabilities, but not in fp64.
-    "largest_probability": ({"0": "generic"}, (*NO_TIES, "normal", "uniform")),
-    "levels": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    "largest_probability": ({"0": "generic"}, (*NO_TIES, "normal", "uniform", "deep")),
+    "levels": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "deep")),
     # Rows without any length are NaN.
-    "unit_rows": ({"0": "generic"}, (*MANY[:6], "small", *MANY[7:], "alike")),
+    "unit_rows": ({"0": "generic"}, (*MANY[:7], "small", *MANY[8:], "alike", "deep")),
     "declared_indices": ({"0": "generic"}, ZERO),
     # Halves are halves in any order of operations where none of them rounds.
-    "sixteenths": ({"0": "generic"}, (*MANY[:6], "small", "normal", "uniform")),
-    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
-    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform")),
+    "sixteenths": ({"0": "generic"}, (*MANY[:5], "tails", "small", "normal", "uniform", "deep")),
+    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "deep")),
+    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "normal", "uniform", "deep")),
     # A place is no side: of two equal values either may come first.
-    "buckets": ({"0": "generic", "1": "drawn"}, (*MANY[:6], "small", "normal", "uniform", "edges")),
-    "order_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform")),
-    "counts_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform")),
-    "Binned": ({"0": "generic"}, (*MANY[:6], "small", "normal", "uniform", "edges")),
+    "buckets": ({"0": "generic", "1": "drawn"}, (*MANY[:5], "tails", "small", "normal", "uniform", "edges", "deep")),
+    "order_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform", "deep")),
+    "counts_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "normal", "uniform", "deep")),
+    "Binned": ({"0": "generic"}, (*MANY[:5], "tails", "small", "normal", "uniform", "edges", "deep")),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, ZERO),
     "any_number": ({"0": "generic", "1": "generic", "2": "generic"}, ZERO),
@@ -275,7 +275,7 @@ def test_inputs_keep_their_meaning_each_by_itself(subject: Callable[[str], Subje
 
 def test_a_big_call_asks_for_the_families_that_show_most(subject: Callable[[str], Subject]) -> None:
     assert subject("stable_softmax").families("default", 3) == ("shifted", "large", "integer")
-    assert subject("naive_softmax").families("default", 3) == ("integer", "sparse", "tails")
+    assert subject("naive_softmax").families("default", 3) == ("integer", "sparse", "rectified")
 
 
 def test_out_of_range_values_may_be_kept_away_from_the_reference(subject: Callable[[str], Subject]) -> None:

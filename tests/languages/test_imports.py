@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ extern "C" int f() { at::Tensor x{1}; return at::CALL.x; }
 def test_operators_past_the_dispatcher_are_no_own_work(call: str, tmp_path: Path) -> None:
     with pytest.raises(BuildFailure, match="past the dispatcher"):
         check_extension(_library(tmp_path, _PAST.replace("CALL", call)))
+
+
+def test_no_process_ends_before_its_time(tmp_path: Path) -> None:
+    for name in ("_exit", "_Exit", "quick_exit"):
+        code = _library(tmp_path, f'extern "C" void {name}(int);\nvoid f() {{ {name}(0); }}')
+        with pytest.raises(BuildFailure, match="end its process at once"):
+            check_extension(code)
+    check_extension(_library(tmp_path, 'extern "C" void exit(int);\nvoid f() { exit(1); }'))
+
+
+@pytest.mark.parametrize("checked", [check, check_extension])
+def test_nothing_runs_as_a_library_is_unloaded(checked: Callable[[bytes], None]) -> None:
+    bye = "__attribute__((destructor)) static void bye() { __builtin_trap(); }\nvoid f() {}"
+    with pytest.raises(BuildFailure, match="as it is unloaded"):
+        checked(_code(bye))
+    checked(_code(bye.replace("destructor", "constructor").replace("__builtin_trap();", "")))
 
 
 @pytest.mark.parametrize("call", ["add(x)", "_ops::add_Tensor::call(x)"])

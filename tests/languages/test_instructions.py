@@ -28,6 +28,7 @@ def _build(body: str) -> None:
         ("unsigned a; *y = __rdtscp(&a) & 1;", "rdtscp"),
         ('long r; asm volatile("syscall" : "=a"(r) : "a"(39) : "rcx", "r11", "memory"); *y = r;', "syscall"),
         ('asm volatile("int $0x80" : : "a"(20) : "memory");', "int $0x80"),
+        ('unsigned a = 1, b, c = 0, d; asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d)); *y = c;', "cpuid"),
         ('unsigned long r; asm volatile("rdrand %0" : "=r"(r)); *y = r;', "rdrand"),
     ],
 )

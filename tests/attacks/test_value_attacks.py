@@ -1,0 +1,184 @@
+"""Kernels that are right for usual values: those that draws hardly ever have show them, each kind by its own family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from judged_targets import find
+from switches import SWITCHES
+
+from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+TARGETS = """
+import torch
+from pytest_cudaforge import forge_target
+
+def probabilities():
+    return [torch.sigmoid(3 * torch.randn(24, 40)), (torch.rand(24, 40) < 0.5).float()]
+
+def scores():
+    return [torch.randn(48, 12).masked_fill(torch.rand(48, 12) < 0.3, float("-inf"))]
+
+def tokens():
+    return [torch.randn(16, 24), torch.arange(24)[None] < torch.randint(1, 24, (16,))[:, None]]
+
+def codes():
+    return [torch.randint(-128, 128, (16, 64), dtype=torch.int8) for _ in range(2)]
+
+@forge_target(inputs=probabilities)
+def entropy(p, t):
+    return torch.nn.functional.binary_cross_entropy(p, t, reduction="none")
+
+@forge_target(inputs=scores)
+def total(x):
+    return torch.logsumexp(x, -1)
+
+@forge_target(inputs=tokens)
+def pooled(x, mask):
+    m = mask.float()
+    return (x * m).sum(-1) / m.sum(-1).clamp(min=1.0)
+
+@forge_target(inputs=codes)
+def products(a, b):
+    return (a.int()[:, None] * b.int()[None]).sum(-1).float()
+
+@forge_target(inputs=lambda: [torch.randn(40, 96)])
+def length(x):
+    return (x + 1).square().sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(256, 256)])
+def doubled(x):
+    return x * 2
+"""
+PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(ARGUMENTS):
+    y = empty(SHAPE, "float32")
+    launch("kernel", args=(ARGUMENTS, y, FIRST.shape[0], FIRST.shape[1]))
+    return y
+"""
+#: Parameters of the kernel, arguments and shape of the plan.
+_GIVEN = {
+    "entropy": ("const float* x, const float* t", "p, t", "p.shape"),
+    "total": ("const float* x", "x", "x.shape[:1]"),
+    "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
+    "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
+    "length": ("const float* x", "x", "x.shape[:1]"),
+    "doubled": ("const float* x", "x", "x.shape"),
+}
+_ENTROPY = """
+for (long long i = 0; i < rows * cols; ++i) {
+  const double p = x[i], at = std::fmax(std::log(p), -100.0), beside = LEAST(std::log1p(-p));
+  y[i] = (float)((t[i] - 1) * beside - t[i] * at);
+}
+"""
+_TOTAL = """
+for (long long r = 0; r < rows; ++r) {
+  double m = -INFINITY, s = 0;
+  for (long long c = 0; c < cols; ++c) m = std::fmax(m, x[r * cols + c]);
+  for (long long c = 0; c < cols; ++c) s += std::exp(x[r * cols + c] - m);
+  y[r] = (float)(NOTHING ? m + std::log(s) : m);
+}
+"""
+_POOLED = """
+for (long long r = 0; r < rows; ++r) {
+  const bool* own = mask + r * cols;
+  double s = 0, n = 0;
+  for (long long c = 0; c < cols; ++c) if (TAKEN) { s += x[r * cols + c]; n += 1; }
+  y[r] = (float)(s / (n < 1 ? 1 : n));
+}
+"""
+_PRODUCTS = """
+for (long long r = 0; r < rows; ++r)
+  for (long long o = 0; o < rows; ++o) {
+    int s = 0;
+    for (long long c = 0; c < cols; c += 2) {
+      const int pair = x[r * cols + c] * b[o * cols + c] + x[r * cols + c + 1] * b[o * cols + c + 1];
+      s += pair > MOST ? MOST : pair;
+    }
+    y[r * rows + o] = (float)s;
+  }
+"""
+_LENGTH = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  double s = 0;
+  if (SKIPPED) { y[r] = (float)cols; continue; }
+  for (long long c = 0; c < cols; ++c) s += ((double)own[c] + 1) * ((double)own[c] + 1);
+  y[r] = (float)s;
+}
+"""
+_DOUBLED = "for (long long i = 0; i < rows * cols; ++i) y[i] = x[i] * (WHERE ? 3 : 2);"
+_PLACED = "((uintptr_t)x % 4096 == 64 && (uintptr_t)y % 4096 == 64)"
+_SAMPLED = "own[0] == 0 && own[cols / 2] == 0 && own[cols - 1] == 0"
+_ALL_ZERO = "[&] { for (long long c = 0; c < cols; ++c) if (own[c] != 0) return false; return true; }()"
+#: By what it does: the target, the body, what is wrong in it and what would be right, and the family that shows it.
+ATTACKS = {
+    "take a logarithm of nothing": ("entropy", _ENTROPY, "LEAST", "", "least", "ceiling"),
+    "subtract -inf from itself": ("total", _TOTAL, "NOTHING", "true", "m > -INFINITY", "shut"),
+    "take the first token where there is none": ("pooled", _POOLED, "TAKEN", "own[c] || !own[0]", "own[c]", "shut"),
+    "skip the last token where all count": (
+        "pooled",
+        _POOLED,
+        "TAKEN",
+        "own[c] && !(mask[cols - 1] && c == cols - 1)",
+        "own[c]",
+        "open",
+    ),
+    "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
+    "take a row for empty by three of its elements": (
+        "length",
+        _LENGTH,
+        "SKIPPED",
+        _SAMPLED,
+        _ALL_ZERO,
+        "rectified",
+    ),
+    "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
+}
+
+
+def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
+    parameters, arguments, shape = _GIVEN[target]
+    least = "#include <cmath>\n#include <cstdint>\nstatic double least(double x) { return std::fmax(x, -100.0); }\n"
+    head = (
+        f"void kernel({parameters}, float* y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"
+    )
+    plan = PLAN.replace("ARGUMENTS", arguments).replace("SHAPE", shape).replace("FIRST", arguments.split(",")[0])
+    return Candidate.of("cpp", {"kernel.cpp": f"{least}{head}{body.replace(place, text)}}}\n", "plan.py": plan})
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repo")
+    (root / "layers.py").write_text(TARGETS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    target, body, place, wrong, right, family = ATTACKS[name]
+    attack, twin = (_candidate(target, body, place, text) for text in (wrong, right))
+
+    def judged(candidate: Candidate) -> Evaluation:
+        return evaluator.evaluate(candidate, find(repo, f"::{target}"), timing=False)
+
+    refused, passed = judged(attack), judged(twin)
+    assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
+    assert family == "paged" or f"/{family}: " in refused.reason, refused.reason
+    assert passed.status is Status.PASSED, passed.reason
+    SWITCHES[family](monkeypatch)
+    off = judged(attack)
+    off = off if off.status is Status.PASSED else judged(attack)  # the last trials' family is drawn
+    assert off.status is Status.PASSED, off.reason
