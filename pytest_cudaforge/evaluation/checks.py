@@ -263,7 +263,7 @@ def aged(bout: Bout) -> None:
     worker, moved = bout.run.worker, False
     # Also where blocks come one after another: who sums up too early may be slower than those that it forgot.
     busy = 0 if bout.device_kind == "cuda" else None
-    for further in bout.run.ages():
+    for further in bout.run.ages(bout.trial("how old it is")):
         worker.advance_calls(further, timeout_s=bout.hang_limit_s)
         moved, calls = True, "as many calls as its count of them can hold" if further is None else f"{further} calls"
         for number in range(AGED_CALLS):

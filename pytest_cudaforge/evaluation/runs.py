@@ -140,9 +140,12 @@ class Run:
             return self.layout.bindings(frame, self.slot)
         return self.layout.sealed_bindings(frame, self.slot, *self._sealed)
 
-    def ages(self) -> Sequence[int | None]:
+    def ages(self, trial: Trial) -> Sequence[int | None]:
         """Numbers of calls that a candidate's count of them is to be moved by, one after another; none where it keeps
-        no such count. None: until shortly before it wraps."""
+        no such count. None: until shortly before it wraps. The calls that tell are on new values, and leave no answer
+        that is still to be looked at."""
+        self._draw_anew(trial)
+        self._prepare(trial)
         limit_s = self.hang_limit_s
         found = self.worker.count_calls(self._bindings(0), most_calls=_MOST_AGE, timeout_s=limit_s)
         if not found.words:

@@ -561,7 +561,7 @@ def plan(x):
         "redzone",
         device_kernel(
             before=_SEEN,
-            tick="if (!first) first = x; if (first != x) const_cast<float*>(first)[5] = 7;",
+            tick="if (!first) first = x; if (first != x && first[5] != x[5]) const_cast<float*>(first)[5] = 7;",
         ),
         _BOOKKEEPER,
         refused=_REJECTED,
