@@ -93,6 +93,8 @@ _MAX_NEIGHBOURS = 3
 _MAX_FURTHER, _FURTHER_PLACES = 2, 300
 #: How many sizes may shrink, one by one or together, and by how much to be tiny.
 _MAX_SMALLER, _TINY = 6, (16, 8)
+#: What can be in order.
+_ORDERED = (torch.int64, torch.int32, torch.int16, torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: In so few places each choice of them is tried.
 _MOST_PLACES = 5
 #: A size so small may be taken by accident: one goes with any other size, and so does half of two. Then others tell.
@@ -323,7 +325,14 @@ def _grown(tensor: Tensor, dim: int, new: int) -> Tensor:
     parts = [tensor]
     for part in range(1, -(-new // tensor.shape[dim])):
         parts.append(tensor if along is None else tensor.roll(part, along))
-    return torch.cat(parts, dim=dim).narrow(dim, 0, new)
+    grown = torch.cat(parts, dim=dim).narrow(dim, 0, new)
+    return grown.sort(dim).values if _rises(tensor, dim) else grown
+
+
+def _rises(tensor: Tensor, dim: int) -> bool:
+    """Does it go up along this dimension, and not down anywhere? Offsets and edges have to stay in order."""
+    steps = tensor.diff(dim=dim) if tensor.dtype in _ORDERED and tensor.shape[dim] > 2 else tensor[:0]
+    return steps.numel() > 0 and bool((steps >= 0).all()) and bool((steps > 0).any())
 
 
 def _further(tensor: Tensor, old: int, new: int) -> Tensor:

@@ -14,8 +14,10 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation import probes, variants
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.variants import (
+    APART,
     EXPANDED,
     IN_FRONT,
+    MIXED,
     ORDER,
     OTHER,
     PARTED,
@@ -28,6 +30,7 @@ from pytest_cudaforge.evaluation.variants import (
     front_names,
     further_names,
     grown_size,
+    mixed_names,
     neighbour_names,
     order_names,
     parted_names,
@@ -38,6 +41,7 @@ from pytest_cudaforge.evaluation.variants import (
     tall_names,
     tiny_names,
     twins_of,
+    vast_names,
     wide_names,
 )
 
@@ -217,7 +221,8 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
     assert (probes._OTHER, probes._STRIDED) == (OTHER, STRIDED)
-    assert (IN_FRONT, ORDER, TINY, TALL, *PARTED) == probes._IF_TAKEN
+    assert (IN_FRONT, ORDER, TINY, TALL, MIXED, *PARTED) == probes._IF_TAKEN
+    assert probes._APART == APART
     assert all(probes._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
 
 
@@ -295,6 +300,26 @@ def test_rows_need_not_be_as_long_as_there_are_rows() -> None:
     assert longer.shape[:2] == (4, 64) and longer.shape[2] == less.shape[0] < 64
     assert wider.shape[2] == 64 > wider.shape[1] and same.shape == (64,)
     assert not list(parted_names((torch.randn(4, 64),), {}))
+
+
+def test_all_sizes_change_at_once_that_are_free_to() -> None:
+    x, w = torch.randn(3, 12, 10), torch.randn(10, 7)
+    for name in mixed_names((x, w), {}, {3, 12}):
+        (changed, same), _ = apply_variant(name, (x, w), {})
+        assert changed.shape[0] != 3 and changed.shape[1] != 12 and changed.shape[2] == 10 and same.shape == w.shape
+        assert min(changed.shape) >= 5 and len(set(changed.shape)) == 3
+    assert not list(mixed_names((x, w), {}, {3}))
+    (vast,) = vast_names((x, w), {})
+    ((many, _), _) = apply_variant(vast, (x, w), {})
+    assert 1 << 24 < many.numel() < 1.2 * (1 << 24) and many.shape[1:] == (12, 10)
+
+
+def test_what_is_in_order_stays_so_as_it_grows() -> None:
+    offsets, edges, values = torch.tensor([0, 3, 3, 9, 20]), torch.linspace(-1, 1, 5), torch.tensor([3.0, 1, 2, 5, 4])
+    (more, wider, others), _ = apply_variant("size 5 -> 40", (offsets, edges, values), {})
+    assert len(more) == 40 and bool((more.diff() >= 0).all()) and set(more.tolist()) == {0, 3, 9, 20}
+    assert bool((wider.diff() >= 0).all()) and not bool((others.diff() >= 0).all())
+    assert more[0] == 0
 
 
 def test_sizes_that_several_tensors_have_come_apart() -> None:
