@@ -208,7 +208,7 @@ def test_a_group_stopped_by_the_lease_is_killed_at_the_timeout_all_the_same(tmp_
 
     gate = Stopping()
     with pytest.raises(ProviderError, match="no reply within"):
-        ask(model(tmp_path, "print('never seen')", lease=gate, timeout_s=0.5))
+        ask(model(tmp_path, "import time; time.sleep(60)", lease=gate, timeout_s=0.5))
     wait_until_gone(gate.seen[0][0])
     assert gate.open == set()
 

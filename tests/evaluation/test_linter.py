@@ -290,7 +290,7 @@ def test_state_is_put_back_where_the_targets_code_raises(tmp_path: Path, name: s
     before = {path: tensor.clone() for path, tensor in picky.state().items()}
     if name == "Picky":
         assert picky.structures("default") == {"0": "unit"}
-        assert picky.families("default") == ("shifted", "sparse", "floor")
+        assert picky.families("default") == ("shifted", "sparse", "floor", "ceiling")
     else:
         with pytest.raises(TargetError, match="never"):
             lint(picky, "default")
