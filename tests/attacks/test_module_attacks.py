@@ -816,7 +816,7 @@ _OPERATOR = """
         ("return ext.called(lambda t: t * 2, x)", "aten::mul"),
         (_UNSEEN, "Python that its functions call"),
         (_REDISPATCHED, "Python that its functions call"),
-        ("return torch.ops.mine.twice(x) * ext.twice(x.new_full((1,), 0.5))", "host code"),
+        ("return torch.ops.mine.twice(x) * ext.twice(x.new_full((1,), 0.5))", "NumPy"),
     ],
     ids=["never launched", "fallback", "decoy", "decoy times zero", "decoy in place", "torch in C++", "compiled",
          "numpy", "called back", "unseen", "past the dispatcher", "an operator in Python"],

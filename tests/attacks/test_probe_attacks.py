@@ -145,7 +145,7 @@ def _only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[str], bool]) -> Non
 
 def _near(name: str) -> bool:
     sizes = [int(size) for size in re.findall(r"\d+", name)]
-    return not name.startswith(("size", "tall")) or sizes[1] < sizes[0] + 100
+    return not name.startswith(("size", "tall", "mixed")) or max(sizes[1::2]) < sizes[0] + 100
 
 
 SMALL = _candidate("if (cols > 512) return;")
@@ -324,7 +324,8 @@ def test_one_row_alone(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     several = _candidate("if (rows == 1) return;")
     refused = judged("largest", several)
     assert refused.status is Status.REJECTED and re.search(r"-> 1\b", refused.reason), refused.reason
-    assert _sizes(judged("largest_drawn", several)) == (20,)
+    guard = _guard(judged("largest_drawn", several))
+    assert guard.drawn_shapes_only or guard.fixed_sizes == (20,)  # all tiny at once may be one, too
     _only(monkeypatch, lambda name: not re.search(r"-> 1\b", name))
     assert judged("largest", several).status is Status.PASSED
 

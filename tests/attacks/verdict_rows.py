@@ -225,7 +225,10 @@ _FIRST_LARGEST = """static bool seen; static float largest;
 _ONES = """
 static bool made;
 static double ones[1 << 18];
-static void make() { volatile double zero = 0; for (int i = 0; i < 1 << 18; ++i) ones[i] = std::exp(zero * i); }
+static void make() {
+  volatile double zero = 0;
+  for (int i = 0; i < 1 << 21; ++i) ones[i & ((1 << 18) - 1)] = std::exp(zero * i);  // longer than threads take to meet
+}
 """
 _TABLE = "MADE HONEST for (long long i = 0; i < n; ++i) y[i] *= (float)ones[i * 255 & ((1 << 18) - 1)];"
 _TWO_PASSES = (
