@@ -139,9 +139,7 @@ class _Expected:
 
     def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
         reduction = self.summed.get(path, self.reduction)
-        return Rule(
-            reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, self.case.family in ("lowered", "deep")
-        )
+        return Rule(reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, self.case.family == "lowered")
 
     def spread_of(self, path: str) -> list[Tensor]:
         return [outputs[path] for outputs in self.spread if path in outputs]

@@ -115,7 +115,8 @@ class Gradients:
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
         if len(told) < len(grads):
             kept = {key: kept.get(key, torch.zeros_like(source)) for key, source in sources.items()}
-        self._look_back([grad for grad in kept.values() if not _lies_in(grad, [*given_grads, *leaves.values()])])
+        written = [*given_grads, *leaves.values(), *weights.values()]
+        self._look_back([grad for grad in kept.values() if not _lies_in(grad, written)])
         missing = [key for key in keys if key not in kept]
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")
@@ -135,8 +136,8 @@ def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
     import torch
 
     at = tensor.data_ptr()
-    begins = [(one.data_ptr(), one.untyped_storage().nbytes()) for one in others if isinstance(one, torch.Tensor)]
-    return any(start <= at < start + nbytes for start, nbytes in begins)
+    storages = [one.untyped_storage() for one in others if isinstance(one, torch.Tensor)]
+    return any(one.data_ptr() <= at < one.data_ptr() + one.nbytes() for one in storages)
 
 
 def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

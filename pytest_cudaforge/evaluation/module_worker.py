@@ -505,10 +505,8 @@ class _Service:
         folder = Path(tempfile.gettempdir())
         self._found = found_settings(torch)
         self._file = folder / Path(self._recipe.file_name).name
-        self._onlookers, self._threads = (
-            Onlookers(),
-            (threading.current_thread(), *threading.enumerate()),
-        )
+        self._onlookers = Onlookers()
+        self._threads = (threading.current_thread(), *threading.enumerate())
         operators_at_first(torch)
         libraries, compiled = _cut(asked["libraries"], blob)
         extensions.install(folder, libraries, self._recipe.sabotage)

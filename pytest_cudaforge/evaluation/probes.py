@@ -201,7 +201,7 @@ class Prober:
         """Does dispatch keep calls away in which the sizes change that change here?"""
         fixed = {*self._guard.fixed_sizes, *(self.excluded.fixed_sizes if self.excluded is not None else ())}
         kept = not fixed.isdisjoint(_changed(name))
-        if kept and name.startswith(_TALL) and self._guard.fixed_sizes:
+        if kept and name.startswith(_TALL) and self._guard.fixed_sizes and not self._guard.drawn_shapes_only:
             narrow(self.benches, "no call with so many rows could be tried", drawn=True)
         return kept
 

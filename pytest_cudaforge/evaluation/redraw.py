@@ -80,16 +80,18 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.floa
 
 def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Structure]:
     """The structure of every tensor among the leaves of two draws of a call. Where another leaf may follow from a
-    tensor's gaps (a mask of its shape) or classes (other integers), it is as "drawn"."""
+    tensor's gaps or bars (a mask of its shape), a mask (another one, integers) or classes (other integers), it is as
+    "drawn"."""
     pairs = ((path, leaf, second.get(path)) for path, leaf in first.items())
     tensors = {path: (a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
     found = {path: structure_of(a, b) for path, (a, b) in tensors.items()}
+    masks = [path for path, structure in found.items() if structure == "mask"]
     integers = [path for path, (a, _) in tensors.items() if a.dtype in INTEGERS and a.numel() > 1]
     for path, structure in tuple(found.items()):
         shape = tensors[path][0].shape
         alike = [other for other in found if other != path and tensors[other][0].shape == shape]
-        masked = structure == "gaps" and any(found[other] not in REDRAWN for other in alike)
-        told = structure == "mask" and (integers or list(found.values()).count("mask") > 1)
+        masked = structure in ("gaps", "barred") and any(found[other] not in REDRAWN for other in alike)
+        told = structure == "mask" and (integers or len(masks) > 1 or any(found[o] not in REDRAWN for o in alike))
         if masked or told or (structure == "classes" and len(integers) > 1):
             found[path] = "drawn"
     return found
@@ -335,31 +337,34 @@ def _rectified(values: Tensor, generator: torch.Generator) -> Tensor:
         ).abs() * size > _NEAR_ZERO * 4
     else:
         kept = torch.rand(len(chosen), size, generator=generator, device=values.device) >= _ZEROED
+        # What has no length may have no answer.
+        left = torch.randint(size, (len(chosen), 1), generator=generator, device=values.device)
+        kept.scatter_(1, left, torch.ones_like(left, dtype=torch.bool))
     return rows.index_copy_(0, chosen, rows[chosen] * kept).view(values.shape)
 
 
 def _shut(drawn: Tensor, generator: torch.Generator) -> Tensor:
-    """With a few rows of the last dimension that are -inf throughout, or False; a vector stays as it was drawn."""
-    if drawn.dim() < 2 or not drawn.is_contiguous():
-        return drawn
-    changed = drawn.clone()
-    rows = changed.view(-1, changed.shape[-1])
-    order = torch.rand(len(rows), generator=generator, device=drawn.device).argsort()
-    if len(rows) > 1:
-        count = max(1, len(rows) // _LACKING_SHARE)
-        rows.index_fill_(0, order[:count], False if drawn.dtype == torch.bool else -math.inf)
-    return changed
+    """With a few rows of the last dimension that are -inf throughout, or False."""
+    return _with_rows(drawn, False if drawn.dtype == torch.bool else -math.inf, generator)
 
 
 def _open(drawn: Tensor, generator: torch.Generator) -> Tensor:
     """A mask of which the first row, and a few others, are True throughout."""
-    if drawn.dim() < 2 or not drawn.is_contiguous():
+    changed = _with_rows(drawn, True, generator)
+    if changed is not drawn:
+        changed.view(-1, changed.shape[-1])[0] = True
+    return changed
+
+
+def _with_rows(drawn: Tensor, value: float, generator: torch.Generator) -> Tensor:
+    """With a few rows of the last dimension that are ``value`` throughout; a vector stays as it was drawn."""
+    if drawn.numel() in (0, drawn.shape[-1]) or not drawn.is_contiguous():
         return drawn
     changed = drawn.clone()
     rows = changed.view(-1, changed.shape[-1])
     order = torch.rand(len(rows), generator=generator, device=drawn.device).argsort()
-    rows[0] = True
-    return rows.index_fill_(0, order[: len(rows) // _LACKING_SHARE], True).view(drawn.shape)
+    rows.index_fill_(0, order[: max(1, len(rows) // _LACKING_SHARE)], value)
+    return changed
 
 
 def _extremes(drawn: Tensor, generator: torch.Generator) -> Tensor:

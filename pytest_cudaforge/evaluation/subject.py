@@ -80,9 +80,9 @@ __all__ = [
 ]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
-#: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 #: Families for half types alone, and for others alone.
 _BY_TYPE = {"peaks": True, "deep": False}
+#: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
 TYING = ("integer", "faint", "floor", "alike", "rectified", "empty")

@@ -814,12 +814,14 @@ _OPERATOR = """
         ("global f\nf = globals().get('f') or torch.compile(lambda t: t * 2, backend='eager')\nreturn f(x)", _COMPILES),
         ("import numpy\nreturn torch.from_numpy(numpy.multiply(x.numpy(), 2))", ""),
         ("return ext.called(lambda t: t * 2, x)", "aten::mul"),
+        ("import numpy\ny = numpy.matmul(x.numpy(), numpy.eye(x.shape[-1], dtype='float32'))\n"
+         "return ext.twice(torch.from_numpy(y))", "NumPy"),
         (_UNSEEN, "Python that its functions call"),
         (_REDISPATCHED, "Python that its functions call"),
         ("return torch.ops.mine.twice(x) * ext.twice(x.new_full((1,), 0.5))", "NumPy"),
     ],
     ids=["never launched", "fallback", "decoy", "decoy times zero", "decoy in place", "torch in C++", "compiled",
-         "numpy", "called back", "unseen", "past the dispatcher", "an operator in Python"],
+         "numpy", "numpy beside", "called back", "unseen", "past the dispatcher", "an operator in Python"],
 )  # fmt: skip
 def test_work_that_is_not_its_own_is_refused(strict: Evaluator, repo: Path, forward: str, words: str) -> None:
     before = _OPERATOR if "torch.ops" in forward else ""

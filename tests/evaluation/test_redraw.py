@@ -500,3 +500,39 @@ def test_trained_gains_have_outliers_and_weights_holes() -> None:
     assert set(exchangeable_weights(net, ())) == {"0.bias", "1.weight", "1.bias"}
     constructed = dict(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).named_parameters())
     assert "0.weight" in exchangeable_weights(net, (), constructed)
+
+
+def test_a_mask_that_something_else_may_follow_from_stays_as_drawn() -> None:
+    def drawn(seed: int) -> dict[str, Any]:
+        mask = torch.rand(8, 24, generator=torch.Generator().manual_seed(seed)) < 0.5
+        scores = torch.randn(8, 24, generator=torch.Generator().manual_seed(seed))
+        return {"mask": mask, "other": ~mask, "scores": scores, "barred": scores.masked_fill(mask, float("-inf"))}
+
+    def found(*names: str) -> dict[str, Structure]:
+        return structures_of(*({name: drawn(seed)[name] for name in names} for seed in (1, 2)))
+
+    assert found("mask", "scores") == {"mask": "mask", "scores": "generic"}
+    assert found("mask", "other") == {"mask": "drawn", "other": "drawn"}
+    assert found("barred") == {"barred": "barred"}
+    assert found("mask", "barred") == {"mask": "drawn", "barred": "drawn"}
+
+
+def test_rows_of_a_mask_and_of_scores_are_shut_as_a_whole() -> None:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(16, 24, generator=generator) < 0.5
+    shut, opened = (redraw(family, mask, "mask", generator) for family in ("shut", "open"))
+    assert bool((~shut).all(-1).any()) and not bool((~shut).all()) and bool(opened[0].all()) and not bool(opened.all())
+    scores = torch.randn(16, 24).masked_fill(mask, float("-inf"))
+    assert bool((redraw("shut", scores, "barred", generator) == float("-inf")).all(-1).any())
+    assert redraw("shut", mask[0], "mask", generator) is mask[0] or torch.equal(
+        redraw("shut", mask[0], "mask", generator), mask[0]
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 4096])
+def test_rectified_rows_are_mostly_zeros_and_never_wholly(size: int) -> None:
+    drawn, generator = torch.randn(32, size), torch.Generator().manual_seed(1)
+    found = redraw("rectified", drawn, "generic", generator)
+    zeros = (found == 0).sum(-1)
+    assert int(zeros.max()) < size and bool((zeros > 0).any()) is (size > 1)
+    assert int((zeros > 0).sum()) <= 8

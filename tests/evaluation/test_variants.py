@@ -300,6 +300,11 @@ def test_rows_need_not_be_as_long_as_there_are_rows() -> None:
     assert longer.shape[:2] == (4, 64) and longer.shape[2] == less.shape[0] < 64
     assert wider.shape[2] == 64 > wider.shape[1] and same.shape == (64,)
     assert not list(parted_names((torch.randn(4, 64),), {}))
+    far = [
+        apply_variant(name, (torch.randn(3, 12, 12),), {})[0][0]
+        for name in parted_names((torch.randn(3, 12, 12),), {}, dynamic=True)
+    ][2:]
+    assert far[0].shape[2] > 60 > far[0].shape[1] == 12 and far[1].shape[1] > 60 > far[1].shape[2] == 12
 
 
 def test_all_sizes_change_at_once_that_are_free_to() -> None:

@@ -83,6 +83,10 @@ def test_an_honest_library_asks_for_what_every_process_has(source: str) -> None:
         ("#include <omp.h>\nvoid f(double* x) { *x = omp_get_wtime(); }", "the time with omp_get_wtime"),
         ('#include <cstdlib>\nvoid f(bool* x) { *x = std::getenv("CI"); }', "files with getenv"),
         ("#include <unistd.h>\nvoid f(char*** x) { *x = environ; }", "environ"),
+        (
+            "#include <errno.h>\nvoid f(int* x) { *x = program_invocation_short_name[0]; }",
+            "program_invocation_short_name",
+        ),
         ('#include <fstream>\nvoid f(int* x) { std::ifstream("/etc/hostname") >> *x; }', "basic_filebuf"),
         ("#include <malloc.h>\nvoid f(int* x) { *x = mallopt(M_PERTURB, 7); }", "mallopt"),
     ],
