@@ -34,6 +34,11 @@ def unit(x):
     return nn.functional.normalize(x, dim=-1, eps=1e-6)
 
 
+@forge_target(inputs=lambda: [torch.randn(12, 16)], grad=True)
+def peak(x):
+    return x.amax(-1)
+
+
 @forge_target(inputs=lambda: {"x": torch.randn(8, 64), "scale": 2.0, "shift": torch.randn(64)}, grad=True)
 def parts(x, scale, shift):
     return {"moved": x * scale + shift, "count": (x > 0).sum(-1), "square": x * x}
@@ -173,6 +178,39 @@ def plan_backward(x, grad_out):
     return {"x": dx}
 """
 
+PEAK_SOURCE = """
+#include <cmath>
+
+void peak(const float* x, float* y, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    y[r] = x[r * cols];
+    for (long long c = 1; c < cols; ++c) y[r] = std::fmax(y[r], x[r * cols + c]);
+  }
+}
+
+void peak_backward(const float* x, const float* y, const float* g, float* dx, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    long long equal = 0;
+    for (long long c = 0; c < cols; ++c) equal += x[r * cols + c] == y[r];
+    for (long long c = 0; c < cols; ++c) dx[r * cols + c] = x[r * cols + c] == y[r] ? g[r] / equal : 0;
+  }
+}
+"""
+
+PEAK_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape[:1], x.dtype)
+    launch("peak", args=(x, y, *x.shape))
+    return y
+
+def plan_backward(x, out, grad_out):
+    dx = empty(x.shape, x.dtype)
+    launch("peak_backward", args=(x, out, grad_out, dx, *x.shape))
+    return {"x": dx}
+"""
+
 PARTS_SOURCE = """
 void parts(const float* x, float scale, const float* shift, float* moved, long long* count, float* square,
            long long rows, long long cols) {
@@ -219,6 +257,7 @@ _FILES = {
     "softmax": (SOFTMAX_SOURCE, SOFTMAX_PLAN),
     "unit": (UNIT_SOURCE, UNIT_PLAN),
     "parts": (PARTS_SOURCE, PARTS_PLAN),
+    "peak": (PEAK_SOURCE, PEAK_PLAN),
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.kinks import KinkMode
 from pytest_cudaforge.evaluation.precision import (
     Fp64Mode,
     declared_dtype,
@@ -25,7 +26,7 @@ from pytest_cudaforge.evaluation.precision import (
     widened,
 )
 from pytest_cudaforge.evaluation.redraw import Structure
-from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
+from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal, nonfinite
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload
 from pytest_cudaforge.runtime.signature import (
@@ -64,6 +65,8 @@ class GradientSubject(Subject):
     def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
         super().__init__(target, device, python_paths)
         # What the author says of outputs says nothing of gradients.
+        #: May forward's places be any of equal ones, and so a gradient's?
+        self._any_index = bool(self.options.index_outputs)
         self.options = replace(self.options, index_outputs=(), atol=None, rtol=None)
         self._digits: dict[tuple[str, str], bool] = {}
 
@@ -111,10 +114,11 @@ class GradientSubject(Subject):
 
     def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
         found: list[str] = []
-        for known in super().families(workload):
+        # What nothing else shows comes first.
+        for known in sorted(super().families(workload), key=lambda family: family != "ties"):
             if most is not None and len(found) >= most:
                 break
-            # At a tie (of a maximum, at a kink) there is more than one right gradient: rows nearly vanish, not wholly.
+            # At a tie (of a maximum, at a kink) rounding may say what is right: rows nearly vanish, not wholly.
             family = "small" if known == "faint" else known
             if family in (*TYING, "missing") or (
                 family != known and not self._takes(workload, family, self.structures(workload))
@@ -123,6 +127,25 @@ class GradientSubject(Subject):
             if self._keeps_digits(workload, family):
                 found.append(family)
         return tuple(found)
+
+    def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Does an operator take values that nobody has rounded that shares a gradient among equal ones, or gives it to
+        the first, by torch's promise; and so does all else that has a kink?"""
+        if self._any_index:
+            return False
+        leaves, tree = flatten_call(*self.draw(workload, 1))
+        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
+        found, wide = KinkMode(), KinkMode()
+        try:
+            with found:
+                outputs = self._outputs(*unflatten_call(tree, leaves))
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return False
+        if not found.promised or found.free or nonfinite(outputs) > self._nonfinite_as_drawn(workload):
+            return False
+        return self._in_fp64(leaves, tree, wide) is not None and found.took_the_same(wide)
 
     def _keeps_digits(self, workload: str, family: str) -> bool:
         """Are the reference's own gradients about right there? Where terms cancel to nothing (a softmax of one entry)

@@ -31,6 +31,7 @@ from pytest_cudaforge.evaluation.nursery import ForkedOracle, Nursery
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
 __all__ = [
+    "FATAL_VARIANT",
     "FOLLOWS_STATE",
     "NO_ROOM",
     "Check",
@@ -62,6 +63,10 @@ _TARGET_CODE = (
 FOLLOWS_STATE = "outputs follow state"
 #: How a DeviceError begins that says nothing of the device but that the call is too large for it.
 NO_ROOM = "the device has too little memory"
+#: How an error begins that says on which kind of variant the device failed; so many kinds are left out, at most.
+FATAL_VARIANT, _MOST_FATAL = "the reference makes the device fail, as a call that is ", 6
+#: How the names of variants begin that have other strides, as in ``variants``, which needs torch.
+STRIDED = "strided"
 
 
 @dataclass(frozen=True)
@@ -369,13 +374,22 @@ class OracleClient:
         """Probes the reference itself answers: other strides, neighbouring sizes."""
         key = (target.key, workload)
         if key not in self._variants:
-            try:
-                found = self.request("variants", target=to_json(target), workload=workload)
-            except (TargetError, OracleError):
-                # A reference may take its process down on a size it was not written for; other probes remain.
-                found = self.request("variants", target=to_json(target), workload=workload, sizes=False)
+            found = self._tried_variants({"target": to_json(target), "workload": workload})
             self._variants[key] = tuple((name, from_json(WorkloadFacts, facts)) for name, facts in found)
         return self._variants[key]
+
+    def _tried_variants(self, args: Mapping[str, Any]) -> Any:
+        """A reference may take its process down on strides or a size that it was not written for; the others remain."""
+        fatal: list[str] = []
+        for _ in range(_MOST_FATAL):
+            try:
+                return self.request("variants", **args, fatal=fatal)
+            except (TargetError, OracleError) as error:
+                kind = error.what.removeprefix(FATAL_VARIANT)
+                if kind == error.what or not kind.startswith(STRIDED):
+                    break
+                fatal.append(kind)
+        return self.request("variants", **args, sizes=False, fatal=fatal)
 
     def open_bench(
         self, target: Target, workload: str, variant: str, layout: Mapping[str, Any]

@@ -27,12 +27,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from pytest_cudaforge.errors import DeviceError, ForgeError, TargetError
+from pytest_cudaforge.errors import DeviceError, ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
-from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, NO_ROOM
+from pytest_cudaforge.evaluation.oracle import FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.room import share_bytes, within
 from pytest_cudaforge.evaluation.rotation import Rotation
@@ -47,6 +47,7 @@ from pytest_cudaforge.evaluation.variants import (
     further_names,
     grown_size,
     grows_far,
+    kind_of,
     mixed_names,
     neighbour_names,
     order_names,
@@ -90,6 +91,13 @@ class _Called:
     call: tuple[tuple[Any, ...], dict[str, Any]]
     output: Any
     seconds: float
+
+
+class _Lost(DeviceError):
+    """The process's CUDA context is of no use any more."""
+
+    def __init__(self) -> None:
+        super().__init__("CUDA_ERROR_LAUNCH_FAILED")
 
 
 class _Oracle:
@@ -180,8 +188,9 @@ class _Oracle:
     def do_shortcuts(self, target: Any, workload: str) -> Any:
         return list(self.of_workload(target, workload).shortcuts(workload))
 
-    def do_variants(self, target: Any, workload: str, sizes: bool = True) -> Any:
-        """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too."""
+    def do_variants(self, target: Any, workload: str, sizes: bool = True, fatal: Sequence[str] = ()) -> Any:
+        """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too, and
+        none of the kinds that were ``fatal``."""
         subject = self.subject(target)
         args, kwargs = subject.draw(workload, 0)
         found = []
@@ -189,6 +198,8 @@ class _Oracle:
         promised = subject.options.strides == "any"
         orders = order_names(args, kwargs, promised)
         for name in [*strided_names(promised), *front_names(args, kwargs), *orders, *others]:
+            if kind_of(name) in fatal:
+                continue
             found += self._variants(subject, workload, [name])
         names = neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ()
         for _, alike in itertools.groupby(names, key=side_of):
@@ -275,14 +286,25 @@ class _Oracle:
                 began = time.monotonic()
                 output = subject.run(subject.function, *changed)
         except TargetError as error:
-            if is_fatal(error):
-                raise
+            # Some of torch's own kernels say in other words that memory was misaligned.
+            if is_fatal(error) or self._is_lost():
+                raise OracleError(f"{FATAL_VARIANT}{kind_of(name)}") from _Lost()
             return None
         except (torch.OutOfMemoryError, MemoryError):
             return None  # a call of that size cannot be made here
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.synchronize()  # a fault in the call shows here, not at some later request
+        if self._is_lost():  # a fault in the call shows here, not at some later request
+            raise OracleError(f"{FATAL_VARIANT}{kind_of(name)}") from _Lost()
         return _Called(changed, output, time.monotonic() - began)
+
+    def _is_lost(self) -> bool:
+        """Has the device failed, for good?"""
+        if torch.device(self.device).type != "cuda":
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return is_fatal(error)
+        return False
 
     def do_bench(self, target: Any, workload: str, variant: str, layout: Any) -> Any:
         bench = Bench(self.of_workload(target, workload), workload, variant, layout)

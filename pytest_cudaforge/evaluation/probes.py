@@ -228,7 +228,8 @@ class Prober:
 
     def _try_apart(self, name: str, workload: WorkloadFacts) -> None:
         """Sizes that are equal as drawn, and not here. A kernel that is written for equal ones is no less right where
-        they are: it is not dispatched to where they differ."""
+        they are: it is not dispatched to where they differ. Where any size is promised it may refuse them, or raise,
+        but give no wrong answer."""
         guard, module = self._guard, not self.product.traced.main.steps
         closed = guard.drawn_shapes_only or guard.equal_sizes_only or (module and not self.facts.dynamic)
         closed = closed or (self.excluded is not None and self.excluded.equal_sizes_only)
@@ -240,6 +241,8 @@ class Prober:
             return
         except _Untried as error:
             problem = str(error)
+        if problem and self.facts.dynamic and (not module or self.benches.findings.cases[-1].mismatches):
+            self._conclude(name, problem, True, strided=False)
         if problem:
             narrow(self.benches, f"{name}: {problem}", equal=True)
 

@@ -32,6 +32,7 @@ __all__ = [
         "exchanged",
         "exchanged_integers",
         "families_of",
+        "looks_normal",
         "nudge_weights",
         "nudged_values",
         "ordered_values",
@@ -63,7 +64,21 @@ REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
 
 FAMILIES = (
     *("normal", "uniform", "shifted", "lowered", "large", "sparse"),
-    *("tails", "integer", "faint", "small", "peaks", "edges", "ties", "alike", "rectified", "deep", "empty"),
+    *(
+        "tails",
+        "integer",
+        "faint",
+        "small",
+        "peaks",
+        "edges",
+        "ties",
+        "alike",
+        "rectified",
+        "spiked",
+        "bumped",
+        "deep",
+        "empty",
+    ),
 )
 
 #: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
@@ -111,10 +126,12 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     tensor beside it: which side is it? ties, for answers that are places of an extreme, has so few values that most are
     equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
     as calls that warm up are; rectified has rows that are mostly zeros, as a ReLU leaves them: who looks at some of a
-    row takes it for empty; deep is below what a maximum is often begun with for -inf. No draw happens to have what
-    these do: floor exact zeros where values are in [0, 1], ceiling exact ones, missing rows and columns that are NaN
-    throughout, shut rows that are -inf, or of a mask all False, open such that are all True, absent fewer classes,
-    extremes bytes at both ends of their range alone, whose products are the largest.
+    row takes it for empty; spiked has one element of each row further out than the others, by little or by much,
+    wherever it lies, bumped by little alone, since answers to the far ones hide much; deep is below what a maximum is
+    often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
+    ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
+    False, open such that are all True, absent fewer classes, runs the same one several times in a row, extremes bytes
+    at both ends of their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in _LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()
@@ -130,10 +147,12 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "lowered",
             "sparse",
             "rectified",
+            "spiked",
             "tails",
             "faint",
             "small",
             "normal",
+            "bumped",
             "uniform",
             "peaks",
             "edges",
@@ -261,6 +280,15 @@ def _normed(tensor: Tensor) -> bool:
     return False
 
 
+def looks_normal(drawn: Tensor) -> bool:
+    """Are there many values, and do as many of them lie far from their mean as of a normal distribution?"""
+    sample = _sample(torch.view_as_real(drawn.resolve_conj()) if drawn.is_complex() else drawn)
+    if len(sample) < _FEWEST_NORMAL:
+        return False
+    away = (sample - sample.mean()) / sample.std()
+    return abs(float(away.pow(4).mean()) - 3.0) < 0.5 and abs(float(away.pow(3).mean())) < 0.3
+
+
 def redraw(
     family: str, drawn: Tensor, structure: Structure, generator: torch.Generator, shared: int | None = None
 ) -> Tensor:
@@ -343,6 +371,23 @@ def _rectified(values: Tensor, generator: torch.Generator) -> Tensor:
     return rows.index_copy_(0, chosen, rows[chosen] * kept).view(values.shape)
 
 
+def _spiked(values: Tensor, scale: float, most: float, generator: torch.Generator) -> Tensor:
+    """One element of each row lies between a few and ``most`` deviations from zero: the place, the side and how far, by
+    its logarithm, are each row's own. Two lie as far as any may, so that no draw is bearable where others are not."""
+    rows = values.view(-1, values.shape[-1]) if values.dim() else values.view(1, 1)
+    if not rows.numel():
+        return values
+    places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=values.device)
+    far = torch.empty_like(rows[:, :1]).uniform_(math.log(_SPIKE), math.log(most), generator=generator).exp_()
+    sides = torch.randint(2, far.shape, generator=generator, device=values.device) * 2 - 1
+    rows.scatter_(1, places, far * sides * scale)
+    one = int(torch.randint(len(rows), (), generator=generator, device=values.device))
+    other, beside = (one + 1) % len(rows), int(len(rows) == 1)
+    rows[one, places[one, 0]] = most * scale
+    rows[other, (places[other, 0] + beside) % rows.shape[1]] = -most * scale
+    return values
+
+
 def _shut(drawn: Tensor, generator: torch.Generator) -> Tensor:
     """With a few rows of the last dimension that are -inf throughout, or False."""
     return _with_rows(drawn, False if drawn.dtype == torch.bool else -math.inf, generator)
@@ -384,16 +429,28 @@ def _absent(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty_like(drawn).copy_(neighbours[at])
 
 
+def _in_runs(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """Many elements are what the one before is; what is sorted stays so."""
+    flat = drawn.flatten()
+    begins = torch.rand(len(flat), generator=generator, device=drawn.device) < _RUN_BEGINS
+    begins[0] = True
+    places = torch.arange(len(flat), device=drawn.device)
+    return torch.empty_like(drawn).copy_(flat[places.where(begins, 0).cummax(0).values].view(drawn.shape))
+
+
 _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Tensor]] = {
     ("gaps", "missing"): _missing,
     ("barred", "shut"): _shut,
     ("mask", "shut"): _shut,
     ("mask", "open"): _open,
     ("classes", "absent"): _absent,
+    ("classes", "runs"): _in_runs,
     ("bytes", "extremes"): _extremes,
 }
 #: One entry, and one class, in so many is missing; classes are so many and so large.
 _LACKING_SHARE, _FEWEST_CLASSES, _CLASS_SIZE = 8, 3, 4
+#: The share of elements of "runs" that begin one.
+_RUN_BEGINS = 0.4
 #: "rectified": one row in so many; the share of zeros in it, and how far they reach in long ones.
 _RECTIFIED_SHARE, _ZEROED, _LONG, _NEAR_ZERO = 4, 0.85, 512, 32
 #: Integers of one byte that have so many values are data, not codes.
@@ -408,6 +465,8 @@ _UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 #: The share of exact zeros in "floor", and of ones in "ceiling".
 _FLOOR = 1 / 16
+#: So many values tell a distribution.
+_FEWEST_NORMAL = 512
 #: Standard deviation of "calm", in those of the draw.
 _CALM = 0.01
 #: Standard deviation of "tails": activations bend, saturate and leave their polynomials between 2 and 10.
@@ -434,6 +493,8 @@ _FAR_OUT, _FAR_OUT_EACH = 2.0, 2e-5
 #: How far one of n elements is, for their root: its square is half of what theirs come to in all, whatever n. A
 #: variance whose data are taken relative to that element has lost its digits then.
 _FAR_OUT_ROOT = 0.15
+#: How far a spike is, at least, and in "bumped" at most, in standard deviations.
+_SPIKE, _BUMP = 3.0, 20.0
 #: Standard deviation of "peaks", in those of the draw.
 _PEAKS = 100.0
 #: In bfloat16 so few are about so large, beyond what fp16 holds, which has more digits; more of them would be scores of
@@ -489,6 +550,8 @@ def _generic(
         return values.div_(scale).abs_().add_(_DEEPEST).mul_(-deep)
     if family == "rectified":
         return _rectified(values, generator)
+    if family in ("spiked", "bumped"):
+        return _spiked(values, scale, spread[0] if family == "spiked" else _BUMP, generator)
     if family == "alike":
         return _alike(values, generator, common or generator)
     if family == "lowered":

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +49,7 @@ from pytest_cudaforge.evaluation.redraw import (
     exchange_weights,
     exchangeable_weights,
     families_of,
+    looks_normal,
     nudge_weights,
     ordered_values,
     redraw,
@@ -74,6 +76,7 @@ __all__ = [
     "Subject",
     "imported",
     "is_fatal",
+    "nonfinite",
     "options_asked",
     "seed_generators",
     "user_text",
@@ -81,7 +84,7 @@ __all__ = [
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: Families for half types alone, and for others alone.
-_BY_TYPE = {"peaks": True, "deep": False}
+_BY_TYPE = {"peaks": True, "deep": False, "bumped": False}
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: Redraws of few different values, or of entries that are all zero.
@@ -244,13 +247,13 @@ class Subject:
         if not takes_on(self.module, habit):
             return False
         try:
-            plain = _nonfinite(self._outputs_with(()))
+            plain = nonfinite(self._outputs_with(()))
             worn = self._outputs_with((habit,))
         except TargetError as error:
             if is_fatal(error):
                 raise
             return False
-        return _nonfinite(worn) <= plain and not (habit == "pruned" and self._breaks_ties(worn))
+        return nonfinite(worn) <= plain and not (habit == "pruned" and self._breaks_ties(worn))
 
     def _outputs_with(self, habits: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """What the reference returns for its first workload's inputs, with drawn weights."""
@@ -386,6 +389,8 @@ class Subject:
                 known[family] = False
             if family == "ceiling" and torch.device(self.device).type == "cuda":
                 known[family] = False  # a place that follows from it may be one too far, which ends the process there
+            if family == "normal" and family not in known and self._is_normal(workload, structures):
+                known[family] = False  # it was drawn so, several times
             if most is not None and len(taken) >= most:
                 break
             if family == "small" and "faint" in taken:
@@ -399,6 +404,11 @@ class Subject:
         if most is None:
             taken += self._rare_families(workload, known)
         return tuple(taken)
+
+    def _is_normal(self, workload: str, structures: Mapping[str, Structure]) -> bool:
+        leaves, _ = flatten_call(*self.draw(workload, 1))
+        generic = [leaves[path] for path, structure in structures.items() if structure == "generic"]
+        return all(looks_normal(leaf) for leaf in generic)
 
     def _rare_families(self, workload: str, known: dict[str, bool]) -> list[str]:
         rare, draws = self._rarities(workload)
@@ -440,7 +450,7 @@ class Subject:
                 return False
             draws = self._rarities(workload)[1].get(kind)
             repeats = kind == "repeats" or (draws is not None and draws.repeats)
-            if _nonfinite(outputs) > limit or (repeats and watch.found):
+            if nonfinite(outputs) > limit or (repeats and watch.found):
                 return False
         return True
 
@@ -465,7 +475,7 @@ class Subject:
         self._redraw_leaves(leaves, structures, family, generator)
         try:
             outputs = self._outputs(*unflatten_call(tree, leaves))
-            if family != "missing" and _nonfinite(outputs) > limit:
+            if family != "missing" and nonfinite(outputs) > limit:
                 return False
             if not (family in TYING or family == "small"):
                 return True
@@ -507,7 +517,7 @@ class Subject:
         places = self._breaks_ties(outputs) and all(pointed_by(value, found.found) is not None for value in whole)
         if not places or not all(search.first for search in found.found):
             return False
-        if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
+        if nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
             return False
         return found.searched_the_same(wide)
 
@@ -599,7 +609,7 @@ class Subject:
 
     def _nonfinite_as_drawn(self, workload: str) -> int:
         if workload not in self._nonfinites:
-            self._nonfinites[workload] = _nonfinite(self._outputs(*self.draw(workload, 1)))
+            self._nonfinites[workload] = nonfinite(self._outputs(*self.draw(workload, 1)))
         return self._nonfinites[workload]
 
     def _outputs(self, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
@@ -622,7 +632,7 @@ class Subject:
         return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
 
     def _in_fp64(
-        self, leaves: Mapping[str, Any], tree: Any, watch: DecidingMode | MarginMode | PointingMode | None = None
+        self, leaves: Mapping[str, Any], tree: Any, watch: AbstractContextManager[Any] | None = None
     ) -> Mapping[str, Any] | None:
         """What the reference returns in fp64, ``watch`` looking on; None where there is no memory for it."""
         wide = {path: widened(leaf) for path, leaf in leaves.items()}
@@ -925,7 +935,7 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(torch.equal(first, second) or ((first == second) | ((first != first) & (second != second))).all())
 
 
-def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
+def nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
     """How many elements are NaN or infinite."""
     floats = [value for value in outputs.values() if value.is_floating_point() or value.is_complex()]
     # Types of one byte have no isfinite.

@@ -2,8 +2,8 @@
 In the oracle's process only.
 
 A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
-``"strided expanded"``, ``"strided in front"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"``
-(by a seed),
+``"strided expanded"``, ``"strided overlapping 8421"`` (by a seed), ``"strided in front"``,
+``"strided order 8421"`` and ``"strided order 8421, second innermost"`` (by a seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
 ``"tall 64 -> 70001, 480 -> 6"``, ``"mixed 64 -> 9, 480 -> 1031"``, ``"only last 64 -> 43"``,
 ``"all but last 64 -> 43"``, ``"apart 64 -> 43 at 1[0], 2[0]"`` (by path and dimension),
@@ -34,6 +34,7 @@ __all__ = [
     "MOST_TALL",
     "ORDER",
     "OTHER",
+    "OVERLAPPING",
     "PARTED",
     "STRIDED",
     "TALL",
@@ -45,6 +46,7 @@ __all__ = [
     "further_names",
     "grown_size",
     "grows_far",
+    "kind_of",
     "mixed_names",
     "neighbour_names",
     "order_names",
@@ -67,6 +69,8 @@ OTHER = "other "
 STRIDED = "strided"
 #: With one dimension expanded from a single element.
 EXPANDED = f"{STRIDED} expanded"
+#: With rows that begin within the one before, as windows of a signal do.
+OVERLAPPING = f"{STRIDED} overlapping"
 #: With the dimensions before the last one swapped in memory, as heads and positions are behind a transpose.
 IN_FRONT = f"{STRIDED} in front"
 #: With all dimensions in another order in memory, such as no memory format has, perhaps with padding between.
@@ -86,6 +90,7 @@ _SIZE = re.compile(r"size (\d+) -> (\d+)")
 _FURTHER = re.compile(r"further (\d+) -> (\d+)")
 _CHANGE = re.compile(r"(\d+) -> (\d+)")
 _SPREAD = re.compile(rf"{STRIDED} (step|pad) (\d+)")
+_OVERLAP = re.compile(rf"{OVERLAPPING} (\d+)")
 _ORDER, _SECOND = re.compile(rf"{ORDER} (\d+)(.*)"), ", second innermost"
 _ORDER_PADS = (0, 3)
 _MAX_NEIGHBOURS = 3
@@ -103,6 +108,8 @@ _ACCIDENTAL, _TWINS = 4, (6, 8, 10, 12)
 _WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
 #: By how much all sizes change at once, at least and at most: by less where that is too much.
 _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
+#: By how much the last two sizes grow at most, by less where that is too much.
+_ASPECTS = (6.0, 3.0, 1.5)
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
@@ -137,6 +144,11 @@ def apply_variant(
         leaves = {path: change(leaf, count) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif name == EXPANDED:
         leaves = {path: _expanded(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif match := _OVERLAP.fullmatch(name):
+        leaves = {
+            path: _overlapping(leaf, random.Random(f"{match[1]} {path}")) if isinstance(leaf, Tensor) else leaf
+            for path, leaf in leaves.items()
+        }
     elif name == IN_FRONT:
         leaves = {path: _swapped_in_front(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif match := _ORDER.fullmatch(name):
@@ -171,6 +183,11 @@ def apply_variant(
     elif (path := name.removeprefix(OTHER)) in leaves and path != name:
         leaves[path] = _mirrored(leaves[path])
     return unflatten_call(tree, leaves)
+
+
+def kind_of(name: str) -> str:
+    """A variant's name without the numbers that were drawn."""
+    return re.sub(r" \d+", "", name)
 
 
 def fixed_names(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[str]:
@@ -278,13 +295,14 @@ def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], 
 
 def strided_names(promised: bool = False) -> Iterator[str]:
     """Dimensions swapped in memory, elements apart, rows apart: a kernel that takes all of them takes strides as they
-    come, not the two or three that it was written for. Where any are promised a stride may be zero, too; dispatch keeps
-    such tensors from all other kernels."""
+    come, not the two or three that it was written for. Where any are promised a stride may be zero, or shorter than a
+    row, too; dispatch keeps such tensors from all other kernels."""
     yield STRIDED
     yield f"{STRIDED} step {_CHANCE.randint(2, 4)}"
     yield f"{STRIDED} pad {_CHANCE.randint(1, 7)}"
     if promised:
         yield EXPANDED
+        yield f"{OVERLAPPING} {_CHANCE.randrange(1 << 20)}"
 
 
 def _expanded(tensor: Tensor) -> Tensor:
@@ -293,6 +311,20 @@ def _expanded(tensor: Tensor) -> Tensor:
         return tensor
     dim = next((dim for dim, size in enumerate(tensor.shape[:-1]) if size > 1), tensor.dim() - 1)
     return tensor.narrow(dim, 0, 1).contiguous().expand_as(tensor)
+
+
+def _overlapping(tensor: Tensor, chance: random.Random) -> Tensor:
+    """Each row of the last dimension begins within the row before. Only where values have either sign: rows that sum to
+    one, or are sorted, would do so no more."""
+    if tensor.dim() < 2 or min(tensor.shape[-2:]) < 2 or not tensor.is_floating_point():
+        return tensor
+    if not (bool((tensor < 0).any()) and bool((tensor > 0).any())):
+        return tensor
+    count, size = tensor.shape[-2:]
+    step = chance.randrange(1, size)
+    length = (count - 1) * step + size
+    memory = tensor.reshape(*tensor.shape[:-2], count * size)[..., :length].contiguous()
+    return memory.as_strided(tensor.shape, (*memory.stride()[:-1], step, 1))
 
 
 def _stepped(tensor: Tensor, step: int) -> Tensor:
@@ -440,6 +472,23 @@ def mixed_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collecti
             fits = sum(_numel_with(tensor, changes) for tensor in tensors) <= room
             if fits and len({*changes.values(), *safe}) == len(changes) + len(safe):
                 yield f"{MIXED} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
+                break
+    yield from _aspects(tensors, sizes, safe, room)
+
+
+def _aspects(tensors: Collection[Tensor], sizes: Sequence[int], safe: Sequence[int], room: float) -> Iterator[str]:
+    """The last two sizes of a tensor are larger than drawn, and each of them is the larger one once."""
+    pairs = {tuple(int(size) for size in tensor.shape[-2:]): tensor for tensor in tensors if tensor.dim() > 1}
+    for pair in [pair for pair in pairs if len(set(pair)) > 1 and {*pair} <= {*sizes}][:1]:
+        least = max(pair)
+        for most in _ASPECTS:
+            found = [_CHANCE.randint(least + 1, max(least + 2, int(most * least))) for _ in range(2)]
+            short, long = sorted(found)
+            ways = [dict(zip(pair, way, strict=True)) for way in ((short, long + 1), (long + 1, short))]
+            if all(sum(_numel_with(tensor, way) for tensor in tensors) <= room for way in ways):
+                for way in ways:
+                    if not {*way.values()} & {*safe}:
+                        yield f"{MIXED} " + ", ".join(f"{old} -> {new}" for old, new in way.items())
                 break
 
 

@@ -32,7 +32,7 @@ from pytest_cudaforge.errors import BuildFailure, ToolchainError
 from pytest_cudaforge.facts import KernelResources
 from pytest_cudaforge.languages.binary import FOLDED, Binary, CompiledLaunch, KernelInfo, Unit
 from pytest_cudaforge.languages.cuda import resources_in
-from pytest_cudaforge.languages.instances import ALIGN_BYTES, Instance, parse_instance
+from pytest_cudaforge.languages.instances import ALIGN_BYTES, OPTIONS, Instance, parse_instance
 from pytest_cudaforge.languages.logs import MAX_LINE_CHARS, MAX_LOG_LINES, reduce_log
 
 SOURCE_NAME = "kernel.py"
@@ -414,10 +414,11 @@ def _check_constants(kernel: str, function: Any, constants: Mapping[str, int | f
         if name not in folded:
             known = name in function.arg_names
             what = "is a parameter, but no tl.constexpr" if known else "is no parameter of it"
+            beside = f"say launch(..., {name}={constants[name]}), beside constants" if name in OPTIONS else ""
             raise BuildFailure(
                 f'kernel "{kernel}": constant {name} {what}',
                 expected=f"constants for {', '.join(folded) or 'nothing: it has no tl.constexpr parameter'}",
-                remedy=f"pass {name} in args" if known else "",
+                remedy=f"pass {name} in args" if known else beside,
             )
 
 

@@ -111,6 +111,11 @@ def _undrawn_in(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _undrawn_all(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
+    for family in families:
+        _undrawn_in(family, monkeypatch)
+
+
 def _no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     for rules in (building.imports, building.instructions):
         monkeypatch.setattr(rules, "check", lambda _: None)
@@ -257,16 +262,17 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("ends", "repeats", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    "extremes",
+    *("extremes", "bumped", "runs"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
     "families": _first_values_only,
     "lowered": lambda patch: (_trials(patch, _undrawn("lowered")), _undrawn_in("deep", patch))[0],
-    "sparse": lambda patch: _trials(patch, _undrawn("sparse")),
+    "sparse": lambda patch: _undrawn_all(patch, "sparse", "spiked", "bumped"),
     "missing": lambda patch: _trials(patch, _undrawn("missing")),
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
+    "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

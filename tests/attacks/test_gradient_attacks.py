@@ -41,6 +41,7 @@ _ATTACKS: dict[str, tuple[Candidate, Status, str, Callable[[pytest.MonkeyPatch],
     "a forgotten term": (candidate(source=("* s * (1 - s)", "* s")), _WRONG, "input 0 (x)", _BLIND),
     "a term forgotten where it is small": (candidate("softmax", source=("(q[c] - sum)", "(q[c] - (std::fabs(sum) > .2 ? sum : 0))")), _WRONG, "input 0 (x)", _BLIND),
     "the formula of long rows for those that are shorter than eps": (candidate("unit", source=("if (n < 1e-6) n = 1e-6, along = 0;", "")), _WRONG, "/small: the gradient of input 0 (x)", _few_families),
+    "all of it to each of equal ones": (candidate("peak", source=("g[r] / equal", "g[r]")), _WRONG, "/ties: the gradient of input 0 (x)", SWITCHES["ties"]),
     "the gradient of the sum whatever comes in": (candidate(source=("sum_b += g[i]", "sum_b += 1")), _WRONG, "parameter bias", _BLIND),
     "accumulates into what is there": (candidate(source=("db[c] = (float)sum_b", "db[c] += (float)sum_b")), _WRONG, "parameter bias", _BLIND),
     "the wrong order": (candidate(plan=('"weight": dw, "bias": db', '"weight": db, "bias": dw')), _WRONG, "parameter", _BLIND),
@@ -67,7 +68,8 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
 
 
 def _target(name: str) -> str:
-    return "softmax" if "small" in name else "unit" if "shorter" in name else "Gate"
+    found = {"small": "softmax", "shorter": "unit", "equal": "peak"}
+    return next((target for word, target in found.items() if word in name), "Gate")
 
 
 @pytest.mark.parametrize("name", _ATTACKS)
@@ -90,7 +92,7 @@ def test_it_passes_without_its_defence(
     assert found.status is Status.PASSED, found.reason
 
 
-@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts"])
+@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts", "peak"])
 def test_honest_twin_passes(evaluator: Evaluator, repo: Path, name: str) -> None:
     found = evaluator.evaluate(candidate(name), find(repo, name), timing=False)
     assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason

@@ -36,6 +36,21 @@ def entropy(p, t):
 def total(x):
     return torch.logsumexp(x, -1)
 
+def labels():
+    return [torch.randn(400, 8), torch.randint(0, 40, (400,))]
+
+@forge_target(inputs=labels)
+def labelled(x, t):
+    return x.sum(-1) * t
+
+@forge_target(inputs=lambda: [torch.randn(64, 100)])
+def summed(x):
+    return torch.logsumexp(x, -1)
+
+@forge_target(inputs=lambda: [torch.randn(64, 48)])
+def clipped(x):
+    return x * 2
+
 @forge_target(inputs=tokens)
 def pooled(x, mask):
     m = mask.float()
@@ -65,10 +80,13 @@ def plan(ARGUMENTS):
 _GIVEN = {
     "entropy": ("const float* x, const float* t", "p, t", "p.shape"),
     "total": ("const float* x", "x", "x.shape[:1]"),
+    "summed": ("const float* x", "x", "x.shape[:1]"),
+    "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
     "length": ("const float* x", "x", "x.shape[:1]"),
     "doubled": ("const float* x", "x", "x.shape"),
+    "clipped": ("const float* x", "x", "x.shape"),
 }
 _ENTROPY = """
 for (long long i = 0; i < rows * cols; ++i) {
@@ -82,6 +100,31 @@ for (long long r = 0; r < rows; ++r) {
   for (long long c = 0; c < cols; ++c) m = std::fmax(m, x[r * cols + c]);
   for (long long c = 0; c < cols; ++c) s += std::exp(x[r * cols + c] - m);
   y[r] = (float)(NOTHING ? m + std::log(s) : m);
+}
+"""
+_SUMMED = """
+for (long long r = 0; r < rows; ++r) {
+  double m = -INFINITY, s = 0;
+  for (long long c = 0; c < cols; ++c) m = std::fmax(m, x[r * cols + c]);
+  for (long long c = 0; c < cols; ++c) { const double e = std::exp(x[r * cols + c] - m); if (COUNTS) s += e; }
+  y[r] = (float)(m + std::log(s));
+}
+"""
+_CLIPPED = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  float m = 0;
+  for (long long c = 0; c < cols; c += EACH) m = std::fmax(m, 8 * std::fabs(own[c]));
+  for (long long c = 0; c < cols; ++c) y[r * cols + c] = 2 * std::fmin(std::fmax(own[c], -m), m);
+}
+"""
+_LABELLED = """
+for (long long r = 0; r < rows; ++r) {
+  double s = 0;
+  for (long long c = 0; c < cols; ++c) s += x[r * cols + c];
+  bool same = r >= 4;
+  for (int b = 1; same && b < 5; ++b) same = t[r] == t[r - b];
+  y[r] = (float)(s * (t[r] + (WRONG)));
 }
 """
 _POOLED = """
@@ -129,6 +172,9 @@ ATTACKS = {
         "own[c]",
         "open",
     ),
+    "leave out what is small beside one peak": ("summed", _SUMMED, "COUNTS", "e > 1e-6", "true", "bumped"),
+    "tell how far a row reaches by a quarter of it": ("clipped", _CLIPPED, "EACH", "4", "1", "spiked"),
+    "do something else for five of a kind": ("labelled", _LABELLED, "WRONG", "same", "0 * same", "runs"),
     "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
     "take a row for empty by three of its elements": (
         "length",

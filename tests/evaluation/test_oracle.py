@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judged_targets import find, write_repo
@@ -16,7 +17,7 @@ from known_ceilings import compiled_before
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import OracleError, TargetError
-from pytest_cudaforge.evaluation.oracle import OracleClient
+from pytest_cudaforge.evaluation.oracle import FATAL_VARIANT, OracleClient
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import to_json
 
@@ -141,6 +142,27 @@ def test_lint_names_targets_that_a_trivial_kernel_would_pass(oracle: OracleClien
     problems = " ".join(finding.text for finding in oracle.lint(find(repo, "::constant"), "default"))
     assert "a constant would pass" in problems
     assert "zeros would pass" in problems
+
+
+def test_strides_on_which_the_device_fails_are_left_out_and_the_others_are_not(
+    oracle: OracleClient, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of torch's kernels end a GPU's context where rows are not aligned."""
+    request, asked = oracle.request, []
+
+    def failing(op: str, **args: Any) -> Any:
+        asked.append((args["fatal"].copy(), args.get("sizes", True)))
+        for kind in ("strided", "strided in front"):
+            if kind not in args["fatal"]:
+                raise OracleError(f"{FATAL_VARIANT}{kind}")
+        return request(op, **args)
+
+    monkeypatch.setattr(oracle, "request", failing)
+    monkeypatch.setattr(oracle, "_variants", {})
+    names = [name for name, _ in oracle.variants(find(repo, "::softmax"), "default")]
+    assert asked == [([], True), (["strided"], True), (["strided", "strided in front"], True)]
+    assert "strided" not in names and any(name.startswith("strided step") for name in names)
+    assert any(name.startswith("size") for name in names)
 
 
 def test_variants_are_those_the_reference_takes(oracle: OracleClient, repo: Path) -> None:

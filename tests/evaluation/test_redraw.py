@@ -536,3 +536,26 @@ def test_rectified_rows_are_mostly_zeros_and_never_wholly(size: int) -> None:
     zeros = (found == 0).sum(-1)
     assert int(zeros.max()) < size and bool((zeros > 0).any()) is (size > 1)
     assert int((zeros > 0).sum()) <= 8
+
+
+def test_spiked_rows_have_one_value_that_is_out_and_two_reach_as_far_as_any() -> None:
+    generator = torch.Generator().manual_seed(3)
+    found = redraw("spiked", torch.randn(400, 64), "generic", generator)
+    places = found.abs().argmax(1)
+    assert len(places.unique()) > 40  # type: ignore[no-untyped-call]
+    far = found.abs().amax(1)
+    assert float(far.max()) > 90 and float(far.min()) < 6 and float(found.min()) < -90
+    one = redraw("spiked", torch.randn(64), "generic", generator)
+    assert float(one.max()) > 70 and float(one.min()) < -70
+    assert redraw("spiked", torch.randn(()), "generic", generator).dim() == 0
+
+
+def test_runs_repeat_what_was_drawn_and_keep_its_order() -> None:
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.randint(0, 40, (20, 30))
+    found = redraw("runs", drawn, "classes", generator)
+    flat = found.flatten()
+    assert 0.4 < float((flat[1:] == flat[:-1]).double().mean()) < 0.8 and found.shape == drawn.shape
+    assert set(flat.tolist()) <= set(drawn.flatten().tolist())
+    rising = redraw("runs", drawn.flatten().sort().values, "classes", generator)
+    assert bool((rising.diff() >= 0).all())

@@ -20,6 +20,7 @@ from pytest_cudaforge.evaluation.variants import (
     MIXED,
     ORDER,
     OTHER,
+    OVERLAPPING,
     PARTED,
     STRIDED,
     TALL,
@@ -319,6 +320,16 @@ def test_all_sizes_change_at_once_that_are_free_to() -> None:
     assert 1 << 24 < many.numel() < 1.2 * (1 << 24) and many.shape[1:] == (12, 10)
 
 
+def test_pictures_come_in_both_aspects() -> None:
+    x = torch.randn(3, 4, 12, 10)
+    aspects = [apply_variant(name, (x,), {})[0][0].shape for name in mixed_names((x,), {}, {3, 4, 12, 10})][-2:]
+    assert all(shape[:2] == (3, 4) and min(shape[2:]) > 12 for shape in aspects)
+    assert [shape[2] < shape[3] for shape in aspects] == [True, False]
+    # None that becomes another one of the sizes, none where sizes are equal, or may not change.
+    assert not list(mixed_names((torch.randn(12, 12),), {}, {12}))
+    assert all("10 ->" not in name for name in mixed_names((x,), {}, {3, 4, 12}))
+
+
 def test_what_is_in_order_stays_so_as_it_grows() -> None:
     offsets, edges, values = torch.tensor([0, 3, 3, 9, 20]), torch.linspace(-1, 1, 5), torch.tensor([3.0, 1, 2, 5, 4])
     (more, wider, others), _ = apply_variant("size 5 -> 40", (offsets, edges, values), {})
@@ -346,6 +357,19 @@ def test_where_any_strides_are_promised_one_may_be_zero() -> None:
     (changed, row, same), _ = apply_variant(EXPANDED, (x, flat, one), {})
     assert changed.shape == x.shape and changed.stride() == (0, 1) and torch.equal(changed[3], x[0])
     assert row.shape == flat.shape and row.stride() == (0,) and same is one
+
+
+def test_where_any_strides_are_promised_rows_may_overlap() -> None:
+    (name,) = [name for name in strided_names(True) if name.startswith(OVERLAPPING)]
+    assert not any(name.startswith(OVERLAPPING) for name in strided_names())
+    x, rows, flat, places = torch.randn(2, 4, 5), torch.randn(4, 5).softmax(-1), torch.randn(6), torch.arange(8)
+    (changed, same, one, whole), _ = apply_variant(name, (x, rows, flat, places), {})
+    step = changed.stride()[1]
+    assert changed.shape == x.shape and 0 < step < 5 and changed.stride() == (3 * step + 5, step, 1)
+    assert torch.equal(changed[0].flatten()[:5], x[0].flatten()[:5]) and torch.equal(
+        changed[:, 1, 0], changed[:, 0, step]
+    )
+    assert same is rows and one is flat and whole is places
 
 
 def test_what_integers_point_into_grows_and_they_point_further() -> None:

@@ -165,6 +165,7 @@ def test_tiles_in_shared_memory_are_counted() -> None:
         ("", "*fp32, *fp32, i32, fp32", {}, "parameter BLOCK has no value"),
         ("", "*fp32, *fp32, i32, fp32", {"BLOCK": 64, "n": 3}, "constant n is a parameter, but no tl.constexpr"),
         ("", "*fp32, *fp32, i32, fp32", {"BLOCK": 64, "WIDE": 3}, "constant WIDE is no parameter"),
+        ("", "*fp32, *fp32, i32, fp32", {"BLOCK": 64, "num_warps": 8}, "launch(..., num_warps=8), beside constants"),
         ("", "*fp32, *fp32, i32, fp32", {"BLOCK": 65}, "power of 2"),
         ("", "fp32, *fp32, i32, fp32", {"BLOCK": 64}, "relu"),
         ("relu = 3", "*fp32, *fp32, i32, fp32", {"BLOCK": 64}, "names nothing to launch in kernel.py"),
