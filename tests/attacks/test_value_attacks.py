@@ -104,17 +104,20 @@ for (long long r = 0; r < rows; ++r) {
 """
 _SUMMED = """
 for (long long r = 0; r < rows; ++r) {
-  double m = -INFINITY, s = 0;
-  for (long long c = 0; c < cols; ++c) m = std::fmax(m, x[r * cols + c]);
-  for (long long c = 0; c < cols; ++c) { const double e = std::exp(x[r * cols + c] - m); if (COUNTS) s += e; }
-  y[r] = (float)(m + std::log(s));
+  double m = -INFINITY, next = -INFINITY, s = 0;
+  for (long long c = 0; c < cols; ++c) {
+    const double v = x[r * cols + c];
+    next = std::fmax(next, std::fmin(m, v)); m = std::fmax(m, v);
+  }
+  for (long long c = 0; c < cols; ++c) s += std::exp(x[r * cols + c] - m);
+  y[r] = (float)(m + (ALONE ? 0 : std::log(s)));
 }
 """
 _CLIPPED = """
 for (long long r = 0; r < rows; ++r) {
   const float* own = x + r * cols;
   float m = 0;
-  for (long long c = 0; c < cols; c += EACH) m = std::fmax(m, 8 * std::fabs(own[c]));
+  for (long long c = 0; c < cols; c += EACH) m = std::fmax(m, std::fmax(25, 4 * std::fabs(own[c])));
   for (long long c = 0; c < cols; ++c) y[r * cols + c] = 2 * std::fmin(std::fmax(own[c], -m), m);
 }
 """
@@ -172,7 +175,7 @@ ATTACKS = {
         "own[c]",
         "open",
     ),
-    "leave out what is small beside one peak": ("summed", _SUMMED, "COUNTS", "e > 1e-6", "true", "bumped"),
+    "leave out what is small beside one peak": ("summed", _SUMMED, "ALONE", "m - next > 9.5", "false", "spiked"),
     "tell how far a row reaches by a quarter of it": ("clipped", _CLIPPED, "EACH", "4", "1", "spiked"),
     "do something else for five of a kind": ("labelled", _LABELLED, "WRONG", "same", "0 * same", "runs"),
     "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
@@ -222,7 +225,8 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
 
     refused, passed = judged(attack), judged(twin)
     assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
-    assert family == "paged" or f"/{family}: " in refused.reason, refused.reason
+    shown = {"paged": ("",), "spiked": ("/spiked", "/bumped")}.get(family, (f"/{family}: ",))
+    assert any(words in refused.reason for words in shown), refused.reason
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)
     off = judged(attack)
