@@ -35,8 +35,9 @@ from pytest_cudaforge.evaluation.sitting import (
     time_alone,
     was_disturbed,
 )
+from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.evaluation.verification import Verifier
-from pytest_cudaforge.evaluation.worker import Worker, openmp_threads
+from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import DEVICE_LANGUAGES, LANGUAGES
 from pytest_cudaforge.records import (
     Build,

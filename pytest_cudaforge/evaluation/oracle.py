@@ -28,6 +28,7 @@ from typing import IO, Any
 from pytest_cudaforge import errors
 from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.nursery import ForkedOracle, Nursery
+from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
 __all__ = [
@@ -134,7 +135,7 @@ class OracleClient:
     ) -> None:
         """``nursery``: where to have the child from in milliseconds; its environment is then the nursery's."""
         self.device, self.nursery = device, nursery
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or openmp_threads()
         self.cache_dir, self.python_paths, self.timeout_s = cache_dir, tuple(python_paths), timeout_s
         self.extra_environment = dict(environment)
         self.generation = 0

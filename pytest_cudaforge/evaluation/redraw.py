@@ -506,10 +506,11 @@ _TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.5, 1 / 1024, 16.0, 256
 _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 
 #: What training may do to weights, where the reference bears it. turned: some gains of many are negative, which nothing
-#: keeps from it (a maximum taken before the gain is then a minimum); pruned: some rows are zero, which show a small
-#: constant that keeps a division finite; thinned: some elements are zero, wherever they lie.
-HABITS = ("turned", "pruned", "thinned")
-_TURNED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 32, 1 / 8, 8
+#: keeps from it (a maximum taken before the gain is then a minimum); muted: some of a vector are zero, as the last gain
+#: of a residual branch is at first (what was multiplied by them cannot be told from the answer); pruned: some rows are
+#: zero, which show a small constant that keeps a division finite; thinned: some elements are zero, wherever they lie.
+HABITS = ("turned", "muted", "pruned", "thinned")
+_TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
 #: How many different values there are in "ties".
 _TIES = 7
 #: How many of the elements of "edges" are another tensor's.
@@ -654,17 +655,19 @@ def _tied(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) -> Tensor:
-    """The first half of some rows is that of the row before, and of others zero; rows of one dimension alone or of all
-    but the leading ones, the same in all inputs of a call (``common``)."""
+    """The first half of some rows is that of the row before, and of others zero, and others are all of the row before,
+    in another order; rows of one dimension alone or of all but the leading ones, the same in all inputs of a call
+    (``common``)."""
     inner = int(torch.randint(1 << 30, (), generator=common, device=common.device))
     size = math.prod(values.shape[-1 - inner % max(1, values.dim() - 1) :]) if values.numel() else 0
     if size < 2:
         return values
     rows, half = values.view(-1, size), size // 2
-    kinds = torch.randint(3, (len(rows), 1), generator=generator, device=values.device)
-    before = rows[:, :half].roll(1, 0)
-    rows[:, :half] = torch.where(kinds == 0, before, torch.where(kinds == 1, 0.0, rows[:, :half]))
-    return values
+    kinds = torch.randint(4, (len(rows), 1), generator=generator, device=values.device)
+    before = rows.roll(1, 0)
+    turned = before.roll(1 + inner % (size - 1), 1)
+    rows[:, :half] = torch.where(kinds == 0, before[:, :half], torch.where(kinds == 1, 0.0, rows[:, :half]))
+    return rows.copy_(torch.where(kinds == 3, turned, rows)).view(values.shape)
 
 
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -753,6 +756,8 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
         return False
     if habit == "turned":
         return weights.numel() >= _FEWEST_CHANNELS and bool((weights > 0).all())
+    if habit == "muted":
+        return weights.dim() == 1 and len(weights) >= _FEWEST_CHANNELS and bool((weights != 0).all())
     if habit == "thinned":
         return weights.dim() > 1 and weights.numel() >= _FEWEST_WEIGHTS
     return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
@@ -764,8 +769,9 @@ def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
         if habit == "turned":
             turned = _some(weights.numel(), _TURNED, generator, weights.device).reshape(weights.shape)
             weights.copy_(torch.where(turned, -weights, weights))
-        elif habit == "thinned":
-            weights[_some(weights.numel(), _THINNED, generator, weights.device).reshape(weights.shape)] = 0.0
+        elif habit in ("muted", "thinned"):
+            share = _MUTED if habit == "muted" else _THINNED
+            weights[_some(weights.numel(), share, generator, weights.device).reshape(weights.shape)] = 0.0
         else:
             weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pytest_cudaforge.evaluation.event_clock import EventClock
     from pytest_cudaforge.runtime.replay import Bound, Program
 
-__all__ = ["Arena", "Binding", "EventSamples", "Which", "Worker", "openmp_threads", "serve"]
+__all__ = ["Arena", "Binding", "EventSamples", "Which", "Worker", "serve"]
 
 Which = Literal["main", "prepare"]
 #: (slot of an attached arena, byte offset of the buffer's first element); one per buffer of the plan, in order
@@ -387,12 +387,6 @@ class Worker:
             raise DeviceError(f"{phase}: {text}")
         self._child.kill()
         raise WorkerProtocol(f"the worker failed during {phase}: {text}", phase=phase)
-
-
-def openmp_threads() -> int:
-    """How many threads a candidate's parallel regions get, as libgomp reckons: a container's quota does not count."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(told) if told.isdigit() and int(told) else len(os.sched_getaffinity(0))
 
 
 def _plain(sets: Sequence[Sequence[Binding]]) -> list[list[list[int]]]:

@@ -51,6 +51,10 @@ def summed(x):
 def clipped(x):
     return x * 2
 
+@forge_target(inputs=lambda: [torch.randn(40, 24)])
+def weighted(x):
+    return (x * torch.arange(24.0)).sum(-1)
+
 @forge_target(inputs=tokens)
 def pooled(x, mask):
     m = mask.float()
@@ -87,6 +91,7 @@ _GIVEN = {
     "length": ("const float* x", "x", "x.shape[:1]"),
     "doubled": ("const float* x", "x", "x.shape"),
     "clipped": ("const float* x", "x", "x.shape"),
+    "weighted": ("const float* x", "x", "x.shape[:1]"),
 }
 _ENTROPY = """
 for (long long i = 0; i < rows * cols; ++i) {
@@ -119,6 +124,21 @@ for (long long r = 0; r < rows; ++r) {
   float m = 0;
   for (long long c = 0; c < cols; c += EACH) m = std::fmax(m, std::fmax(25, 4 * std::fabs(own[c])));
   for (long long c = 0; c < cols; ++c) y[r * cols + c] = 2 * std::fmin(std::fmax(own[c], -m), m);
+}
+"""
+_WEIGHTED = """
+unsigned before = 0;
+for (long long r = 0; r < rows; ++r) {
+  unsigned all = 0;
+  double s = 0;
+  for (long long c = 0; c < cols; ++c) {
+    unsigned bits;
+    memcpy(&bits, x + r * cols + c, 4);
+    all ^= bits;
+    s += (double)x[r * cols + c] * c;
+  }
+  y[r] = r > 0 && SAME ? y[r - 1] : (float)s;
+  before = all;
 }
 """
 _LABELLED = """
@@ -176,6 +196,14 @@ ATTACKS = {
         "open",
     ),
     "leave out what is small beside one peak": ("summed", _SUMMED, "ALONE", "m - next > 9.5", "false", "spiked"),
+    "take rows of the same numbers for the same row": (
+        "weighted",
+        _WEIGHTED,
+        "SAME",
+        "sum[r] == sum[r - 1]",
+        "false",
+        "alike",
+    ),
     "tell how far a row reaches by a quarter of it": ("clipped", _CLIPPED, "EACH", "4", "1", "spiked"),
     "do something else for five of a kind": ("labelled", _LABELLED, "WRONG", "same", "0 * same", "runs"),
     "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
@@ -193,7 +221,8 @@ ATTACKS = {
 
 def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     parameters, arguments, shape = _GIVEN[target]
-    least = "#include <cmath>\n#include <cstdint>\nstatic double least(double x) { return std::fmax(x, -100.0); }\n"
+    least = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n"
+    least += "static double least(double x) { return std::fmax(x, -100.0); }\n"
     head = (
         f"void kernel({parameters}, float* y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"
     )

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from module_targets import HEAD, NORM_INIT, find, model, write_repo
 
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 
@@ -62,6 +65,17 @@ def test_a_rewrite_in_torch_passes_where_it_is_allowed(lenient: Evaluator, repo:
     evaluation = _evaluate(lenient, repo, model(_NORM, NORM_INIT))
     assert evaluation.status is Status.PASSED, evaluation.reason
     assert (evaluation.work, evaluation.language, evaluation.isolation.grade) == ("rewrite", "module", "B")
+
+
+def test_as_many_threads_as_the_environment_says_are_no_change(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is put back after a call with other numbers of threads is what there was."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(1 + 2 * (len(os.sched_getaffinity(0)) == 1)))
+    with Evaluator(replace(lenient.settings, device="cpu")) as opened:
+        evaluation = _evaluate(opened, repo, model(_NORM, NORM_INIT))
+        assert opened.oracle.threads == openmp_threads() != len(os.sched_getaffinity(0))
+    assert evaluation.status is Status.PASSED, evaluation.reason
 
 
 def test_who_has_no_weights_is_held_to_drawn_ones(lenient: Evaluator, repo: Path) -> None:
