@@ -200,7 +200,7 @@ ATTACKS = {
         "weighted",
         _WEIGHTED,
         "SAME",
-        "sum[r] == sum[r - 1]",
+        "all == before",
         "false",
         "alike",
     ),

@@ -227,7 +227,11 @@ static bool made;
 static double ones[1 << 18];
 static void make() {
   volatile double zero = 0;
-  for (int i = 0; i < 1 << 23; ++i) ones[i & ((1 << 18) - 1)] = std::exp(zero * i);  // longer than threads take to meet
+  for (int i = 0; i < 1 << 18; ++i) {  // longer than threads take to meet
+    double one = 1;
+    for (int k = 0; k < 32; ++k) one = std::exp(zero * one);
+    ones[i] = one;
+  }
 }
 """
 _TABLE = "MADE HONEST for (long long i = 0; i < n; ++i) y[i] *= (float)ones[i * 255 & ((1 << 18) - 1)];"
