@@ -664,6 +664,7 @@ def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) 
         return values
     rows, half = values.view(-1, size), size // 2
     kinds = torch.randint(4, (len(rows), 1), generator=generator, device=values.device)
+    kinds = torch.where(kinds.roll(-1, 0) == 3, 2, kinds)  # whom another one repeats stays as it is
     before = rows.roll(1, 0)
     turned = before.roll(1 + inner % (size - 1), 1)
     rows[:, :half] = torch.where(kinds == 0, before[:, :half], torch.where(kinds == 1, 0.0, rows[:, :half]))

@@ -481,8 +481,8 @@ def test_rows_begin_alike_or_with_zeros() -> None:
     assert by_row and by_sample
     rows = by_row[0].flatten(0, 1)
     assert int((rows[1:, :8] == rows[:-1, :8]).all(1).sum()) > 10 and len(rows.unique(dim=0)) == len(rows)
-    # Others have all the numbers of the row before as it was drawn, which may be another one by now.
-    assert len(rows.sort(-1).values.unique(dim=0)) < len(rows) - 10
+    ordered = rows.sort(-1).values
+    assert int((ordered[1:] == ordered[:-1]).all(1).sum()) > 20  # the same numbers in another order
     assert float(redraw("empty", drawn, "generic", torch.Generator()).abs().max()) == 0
 
 
