@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["DecidingMode", "MarginMode", "decided_by_rounding", "exact"]
+__all__ = ["DecidingMode", "MarginMode", "decided_by_rounding", "exact", "kept"]
 
 _DECIDE = frozenset(
     [
@@ -38,7 +38,7 @@ class DecidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Before it runs: what works in place leaves nothing to look at.
         decides = func.overloadpacket.__name__.rstrip("_") in _DECIDE or str(func) == "aten.div.Tensor_mode"
-        given = [_kept(a) for a in args if decides and isinstance(a, Tensor) and a.is_floating_point()]
+        given = [kept(a) for a in args if decides and isinstance(a, Tensor) and a.is_floating_point()]
         result = func(*args, **(kwargs or {}))
         results = result if isinstance(result, (tuple, list)) else [result]
         casts = "copy" in func.overloadpacket.__name__
@@ -47,7 +47,8 @@ class DecidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def kept(tensor: Tensor) -> Tensor:
+    """A copy in fp64, which later work in place leaves alone."""
     return tensor.detach().to(torch.float64, copy=True)
 
 
@@ -78,7 +79,7 @@ class MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             roundoff = torch.finfo(given.dtype).eps
             if name in _COMPARE:
                 other = torch.as_tensor(args[1], device=given.device)
-                self.found.append((_kept(given), _kept(other), roundoff))
+                self.found.append((kept(given), kept(other), roundoff))
             elif name in _ORDER and given.dim():
                 ordered = _ordered(given, name, args, kwargs or {})
                 self.found.append((ordered[..., :-1], ordered[..., 1:], roundoff))
@@ -88,7 +89,7 @@ class MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _ordered(given: Tensor, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     place = 1 if name == "sort" else 2
     dim = kwargs.get("dim", args[place] if len(args) > place else -1)
-    return _kept(given).movedim(dim, -1).sort(dim=-1).values
+    return kept(given).movedim(dim, -1).sort(dim=-1).values
 
 
 def decided_by_rounding(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.decisions import exact
 from pytest_cudaforge.evaluation.kinks import KinkMode
 from pytest_cudaforge.evaluation.precision import (
     Fp64Mode,
@@ -26,7 +27,7 @@ from pytest_cudaforge.evaluation.precision import (
     widened,
 )
 from pytest_cudaforge.evaluation.redraw import Structure
-from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal, nonfinite
+from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload
 from pytest_cudaforge.runtime.signature import (
@@ -64,9 +65,9 @@ class GradientSubject(Subject):
 
     def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
         super().__init__(target, device, python_paths)
-        # What the author says of outputs says nothing of gradients.
         #: May forward's places be any of equal ones, and so a gradient's?
         self._any_index = bool(self.options.index_outputs)
+        # What the author says of outputs says nothing of gradients.
         self.options = replace(self.options, index_outputs=(), atol=None, rtol=None)
         self._digits: dict[tuple[str, str], bool] = {}
 
@@ -133,19 +134,10 @@ class GradientSubject(Subject):
         the first, by torch's promise; and so does all else that has a kink?"""
         if self._any_index:
             return False
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
         found, wide = KinkMode(), KinkMode()
-        try:
-            with found:
-                outputs = self._outputs(*unflatten_call(tree, leaves))
-        except TargetError as error:
-            if is_fatal(error):
-                raise
+        if self._watched(workload, family, structures, found, wide) is None:
             return False
-        if not found.promised or found.free or nonfinite(outputs) > self._nonfinite_as_drawn(workload):
-            return False
-        return self._in_fp64(leaves, tree, wide) is not None and found.took_the_same(wide)
+        return found.promised and not found.free and exact(found.found, wide.found)
 
     def _keeps_digits(self, workload: str, family: str) -> bool:
         """Are the reference's own gradients about right there? Where terms cancel to nothing (a softmax of one entry)

@@ -1,18 +1,18 @@
 """Where gradients have a kink, and whether rounding decides on which side of it values lie. In the oracle only.
 
 At a tie of a maximum there is more than one right gradient to a mathematician, and one to torch: amax shares it evenly,
-max and pooling give it to the first. That can be asked of a kernel where the operator's own input has been rounded by
-nobody; else which of two sums is larger is for rounding to say, and the kernel's is as good as torch's.
+max along a dimension and pooling give it to the first. That can be asked of a kernel where the operator's own input has
+been rounded by nobody; else which of two sums is larger is for rounding to say, and the kernel's is as good as torch's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_cudaforge.evaluation.decisions import kept
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = ["KinkMode"]
@@ -32,31 +32,25 @@ _BENT = frozenset(
         *("relu", "threshold", "abs", "sign", "clamp", "clamp_min", "clamp_max", "leaky_relu", "hardtanh", "argmax"),
         *("gt", "lt", "ge", "le", "argmin", "floor", "ceil", "round", "trunc", "norm", "linalg_vector_norm", "prelu"),
         *("hardswish", "hardsigmoid", "relu6", "softshrink", "hardshrink", "fmax", "fmin", "cummax", "cummin"),
+        *("elu", "_cdist_forward"),
     ]
 )
 
 
 @undisabled
 class KinkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what such operators take, in the order they run."""
+    """Notes what such operators take, in the order they run, as fp64. ``promised``, ``free``: is there one that chooses
+    among equal values by torch's promise, or as it likes?"""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._taken: list[Tensor] = []
-        #: Is there one that chooses, and none that is free to?
+        self.found: list[Tensor] = []
         self.promised, self.free = False, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__.removesuffix("_")
-        if name in _PROMISED or name in _BENT:
-            self._taken += [one.detach().clone() for one in args if isinstance(one, Tensor)]
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in _PROMISED or name in _BENT:  # before it runs: what works in place leaves nothing to look at
+            self.found += [kept(one) for one in args if isinstance(one, Tensor)]
         self.promised |= name in _PROMISED
         self.free |= name in _FREE
         return func(*args, **(kwargs or {}))
-
-    def took_the_same(self, wide: KinkMode) -> bool:
-        """Did a run in fp64, ``wide``, take the same numbers, none of them rounded here?"""
-        if len(self._taken) != len(wide._taken):
-            return False
-        pairs = zip(self._taken, wide._taken, strict=True)
-        return all(a.shape == b.shape and torch.equal(a.double(), b.double()) for a, b in pairs)

@@ -228,20 +228,23 @@ class Prober:
 
     def _try_apart(self, name: str, workload: WorkloadFacts) -> None:
         """Sizes that are equal as drawn, and not here. A kernel that is written for equal ones is no less right where
-        they are: it is not dispatched to where they differ. Where any size is promised it may refuse them, or raise,
-        but give no wrong answer."""
+        they are: it is not dispatched to where they differ. Where any size is promised a plan may refuse them, and a
+        module raise, but neither give a wrong answer."""
         guard, module = self._guard, not self.product.traced.main.steps
         closed = guard.drawn_shapes_only or guard.equal_sizes_only or (module and not self.facts.dynamic)
         closed = closed or (self.excluded is not None and self.excluded.equal_sizes_only)
         if closed or self._keeps(name) or not self._is_open(strided=False):
             return
+        contract = self.facts.dynamic and not module
         try:
-            problem = self._variant_problem(name, workload, contract=False)
+            problem = self._variant_problem(name, workload, contract)
         except _Refused:
             return
         except _Untried as error:
-            problem = str(error)
-        if problem and self.facts.dynamic and (not module or self.benches.findings.cases[-1].mismatches):
+            problem, contract = str(error), False
+        last = self.benches.findings.cases[-1]
+        answered = self.facts.dynamic and last.case == name and bool(last.mismatches)
+        if problem and (contract or answered):
             self._conclude(name, problem, True, strided=False)
         if problem:
             narrow(self.benches, f"{name}: {problem}", equal=True)

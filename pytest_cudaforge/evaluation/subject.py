@@ -76,7 +76,6 @@ __all__ = [
     "Subject",
     "imported",
     "is_fatal",
-    "nonfinite",
     "options_asked",
     "seed_generators",
     "user_text",
@@ -247,13 +246,13 @@ class Subject:
         if not takes_on(self.module, habit):
             return False
         try:
-            plain = nonfinite(self._outputs_with(()))
+            plain = _nonfinite(self._outputs_with(()))
             worn = self._outputs_with((habit,))
         except TargetError as error:
             if is_fatal(error):
                 raise
             return False
-        return nonfinite(worn) <= plain and not (habit == "pruned" and self._breaks_ties(worn))
+        return _nonfinite(worn) <= plain and not (habit == "pruned" and self._breaks_ties(worn))
 
     def _outputs_with(self, habits: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """What the reference returns for its first workload's inputs, with drawn weights."""
@@ -450,7 +449,7 @@ class Subject:
                 return False
             draws = self._rarities(workload)[1].get(kind)
             repeats = kind == "repeats" or (draws is not None and draws.repeats)
-            if nonfinite(outputs) > limit or (repeats and watch.found):
+            if _nonfinite(outputs) > limit or (repeats and watch.found):
                 return False
         return True
 
@@ -475,7 +474,7 @@ class Subject:
         self._redraw_leaves(leaves, structures, family, generator)
         try:
             outputs = self._outputs(*unflatten_call(tree, leaves))
-            if family != "missing" and nonfinite(outputs) > limit:
+            if family != "missing" and _nonfinite(outputs) > limit:
                 return False
             if not (family in TYING or family == "small"):
                 return True
@@ -503,23 +502,38 @@ class Subject:
     def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Are the whole numbers among the outputs places, the first of equal ones by torch's promise, in values that
         nobody has rounded? Other operators may return any of them, and rounding decides which of two sums is larger."""
+        found, wide = PointingMode(), PointingMode()
+        outputs = self._watched(workload, family, structures, found, wide)
+        if outputs is None:
+            return False
+        whole = [value for value in outputs.values() if value.dtype in WHOLE]
+        places = self._breaks_ties(outputs) and all(pointed_by(value, found.found) is not None for value in whole)
+        if not places or not all(search.first for search in found.found):
+            return False
+        return found.searched_the_same(wide)
+
+    def _watched(
+        self,
+        workload: str,
+        family: str,
+        structures: Mapping[str, Structure],
+        found: AbstractContextManager[Any],
+        wide: AbstractContextManager[Any],
+    ) -> dict[str, torch.Tensor] | None:
+        """What the reference returns on values of ``family``, ``found`` looking on, and ``wide`` at a run in fp64. None
+        where it raises, is less finite than as drawn, or there is no memory for the other."""
         leaves, tree = flatten_call(*self.draw(workload, 1))
         self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
-        found, wide = PointingMode(), PointingMode()
         try:
             with found:
                 outputs = self._outputs(*unflatten_call(tree, leaves))
         except TargetError as error:
             if is_fatal(error):
                 raise
-            return False
-        whole = [value for value in outputs.values() if value.dtype in WHOLE]
-        places = self._breaks_ties(outputs) and all(pointed_by(value, found.found) is not None for value in whole)
-        if not places or not all(search.first for search in found.found):
-            return False
-        if nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
-            return False
-        return found.searched_the_same(wide)
+            return None
+        if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
+            return None
+        return outputs
 
     def _takes_empty(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Is there, where all is zero, an answer that is more than nothing, or what rounding leaves of a difference? Of
@@ -609,7 +623,7 @@ class Subject:
 
     def _nonfinite_as_drawn(self, workload: str) -> int:
         if workload not in self._nonfinites:
-            self._nonfinites[workload] = nonfinite(self._outputs(*self.draw(workload, 1)))
+            self._nonfinites[workload] = _nonfinite(self._outputs(*self.draw(workload, 1)))
         return self._nonfinites[workload]
 
     def _outputs(self, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
@@ -935,7 +949,7 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(torch.equal(first, second) or ((first == second) | ((first != first) & (second != second))).all())
 
 
-def nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
+def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
     """How many elements are NaN or infinite."""
     floats = [value for value in outputs.values() if value.is_floating_point() or value.is_complex()]
     # Types of one byte have no isfinite.

@@ -394,6 +394,13 @@ def test_as_many_keys_as_queries(judged: Judged, monkeypatch: pytest.MonkeyPatch
         assert _guard(found).equal_sizes_only and not _guard(found).drawn_shapes_only
         assert any(reason.startswith("apart 24 -> ") for reason in _guard(found).reasons)
     assert not _guard(judged(name, _weigh("k.shape[0]"))).equal_sizes_only
+    # Constants are compiled anew for sizes that are promised, and tried.
+    built = WEIGH.replace("long long keys, ", "").replace(
+        "void kernel", "constexpr long long keys = KEYS;\nvoid kernel"
+    )
+    special = WEIGH_PLAN.replace("KEYS, ", "").replace("q.shape[1]))", 'q.shape[1]), constants={"KEYS": k.shape[0]})')
+    fixed = Candidate.of("cpp", {"kernel.cpp": built, "plan.py": special.replace("ASSERT", "")})
+    assert judged(name, fixed).status is Status.PASSED, judged(name, fixed).reason
     refusing = _weigh("q.shape[0]", 'assert q.shape[0] == k.shape[0], "as many keys as queries"\n    ')
     assert not _guard(judged(name, refusing)).equal_sizes_only
     _only(monkeypatch, lambda name: not name.startswith("apart"))
