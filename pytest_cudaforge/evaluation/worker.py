@@ -309,12 +309,21 @@ class Worker:
         return next(iter(self._ask(ALLOCATED, {}, "asking what is allocated", timeout_s).values), 0)
 
     def processor_ns(self) -> int:
-        """The time that its threads have been running, ended ones left out; 0 where /proc does not tell."""
+        """The time that its threads have been running or waiting for a processor, ended ones left out; 0 where /proc
+        does not tell. A wait counts when it is over: see ``at_work``."""
         taken_ns = 0
         for path in glob.glob(f"/proc/{self._child.pid}/task/*/schedstat"):
             with contextlib.suppress(OSError), open(path, encoding="ascii") as stream:
-                taken_ns += int(stream.read().split()[0])
+                taken_ns += sum(map(int, stream.read().split()[:2]))
         return taken_ns
+
+    def at_work(self) -> bool:
+        """Does a thread of its run at this moment, or wait for a processor?"""
+        for path in glob.glob(f"/proc/{self._child.pid}/task/*/stat"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as stream:
+                if stream.read().rpartition(")")[2].split()[:1] == ["R"]:
+                    return True
+        return False
 
     def processors(self) -> frozenset[str]:
         """Which ones its threads may run on, as /proc has it: one set for all of them, as a rule."""
