@@ -621,7 +621,9 @@ class Bench:
 
     # -- judging
 
-    def check(self, frame: int, outputs: Mapping[str, Any], *, zones: bool = True) -> dict[str, Any]:
+    def check(
+        self, frame: int, outputs: Mapping[str, Any], *, zones: bool = True, told: bool = False
+    ) -> dict[str, Any]:
         """Judge what the worker left in ``frame``. ``outputs``: path -> [region, spec, byte offset] or a plain value.
 
         Outputs are copied before anything is compared, so that nothing can change under the comparison.
@@ -641,6 +643,7 @@ class Bench:
                 found += unwritten(path, private[path], value, self.poison, pattern)
             found += judgement.mismatches
         found += self._aliasing(outputs, expected)
+        found += self._copies(outputs, expected) if told else []
         # A parameter that forward returns is drawn anew where it lies.
         own = {path for path in private if not outputs[path][0].startswith("state/")}
         self.frames[frame].held = {path: private[path] for path in own if private[path].numel() < 1 << 26}
@@ -797,10 +800,21 @@ class Bench:
     def _aliasing(self, outputs: Mapping[str, Any], expected: _Expected) -> list[Mismatch]:
         found = []
         for path, leaf in outputs.items():
-            kind = leaf[0].split("/", 1)[1 if leaf[0].startswith("f") else 0] if isinstance(leaf, list) else ""
-            shared = kind.startswith("input/") or (isinstance(leaf, list) and leaf[0].startswith("state/"))
-            if shared and path not in expected.aliases:
+            if isinstance(leaf, list) and _lent(leaf[0]) and path not in expected.aliases:
                 detail = f"shares memory with {self._place(leaf[0], {})}; the reference returns a fresh tensor"
+                found.append(Mismatch(path, "structure", detail))
+        return found
+
+    def _copies(self, outputs: Mapping[str, Any], expected: _Expected) -> list[Mismatch]:
+        """Of an input that the reference writes and returns: whoever gets it back goes on with it, in place. Of what
+        nobody writes, or of a part, a copy is as good."""
+        found = []
+        for path, same in expected.aliases.items():
+            leaf, written = outputs.get(path), expected.mutated.get(f"input/{same}")
+            whole = written is not None and written[0].numel() == expected.reference[path].numel()
+            if whole and isinstance(leaf, list) and not _lent(leaf[0]):
+                name = self.subject.input_name(same)
+                detail = f"is a copy of {name}; the reference returns {name} itself, into which it has written"
                 found.append(Mismatch(path, "structure", detail))
         return found
 
@@ -984,6 +998,11 @@ def _no_slabs(subject: Subject, why: str) -> DeviceError:
         f"{subject.target.id}: the fp64 oracle does not fit the device's memory, and {why}",
         remedy="declare a smaller workload",
     )
+
+
+def _lent(region: str) -> bool:
+    """Is it an input's, or the module's, and no output's?"""
+    return region.removeprefix(region.split("/", 1)[0] + "/").startswith("input/") or region.startswith("state/")
 
 
 def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, str]:

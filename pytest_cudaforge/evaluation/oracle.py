@@ -469,9 +469,11 @@ class OracleClient:
         """Change one element of each floating input in the frame; outputs stay as they are."""
         self.request("touch", bench=bench, frame=frame, seed=seed)
 
-    def check(self, bench: int, frame: int, outputs: Mapping[str, Any], *, zones: bool = True) -> Check:
-        """Judge what a worker left in the frame."""
-        data = self.request("check", bench=bench, frame=frame, outputs=outputs, zones=zones)
+    def check(
+        self, bench: int, frame: int, outputs: Mapping[str, Any], *, zones: bool = True, told: bool = False
+    ) -> Check:
+        """Judge what a worker left in the frame. ``told``: ``outputs`` are the very tensors that it returned."""
+        data = self.request("check", bench=bench, frame=frame, outputs=outputs, zones=zones, told=told)
         check: Check = from_json(Check, data)
         return check
 

@@ -353,8 +353,8 @@ class _Oracle:
         pieces = self.benches[bench].stage(frame, seed, renewed)
         return [[offset, data.hex()] for offset, data in pieces]
 
-    def do_check(self, bench: int, frame: int, outputs: Any, zones: bool) -> Any:
-        return to_json(self.benches[bench].check(frame, outputs, zones=zones))
+    def do_check(self, bench: int, frame: int, outputs: Any, zones: bool, told: bool) -> Any:
+        return to_json(self.benches[bench].check(frame, outputs, zones=zones, told=told))
 
     def do_recheck(self, bench: int, frame: int, outputs: Any) -> Any:
         return to_json(self.benches[bench].recheck(frame, outputs))

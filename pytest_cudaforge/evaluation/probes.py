@@ -42,8 +42,8 @@ _TRITON_ALIGNMENT = 16
 _MORE_CORES = ((24, 192), (6, 16))
 #: How often calls are repeated with so many threads, which take turns on the cores here and meet the less.
 _MORE_REPEATS = 8
-#: Kinds of values that are as well defined at other sizes.
-_OF_ANY_SIZE = ("shifted", "large", "lowered", "sparse", "normal", "uniform")
+#: Kinds of values that are as well defined at other sizes; the one that shows what a long sum leaves out.
+_OF_ANY_SIZE, _TELLING = ("shifted", "large", "lowered", "sparse", "normal", "uniform"), "sparse"
 _CHANCE = secrets.SystemRandom()
 
 
@@ -439,8 +439,10 @@ class Prober:
                     trial = Trial(name, drawn, frame, 0)
                     case = run.case(workload, trial, contract=contract)
                     sized = variant and not variant.startswith((_STRIDED, _OTHER))
-                    if contract and sized and case.passed and not self._mutates:
-                        case = run.case(workload, replace(trial, case=self._other_kind(drawn)), contract=contract)
+                    for family in self._other_kinds() if contract and sized and not self._mutates else ():
+                        if case.passed:
+                            other = replace(drawn, seed=secrets.randbits(62), family=family)
+                            case = run.case(workload, replace(trial, case=other), contract=contract)
                     for _ in range(_MORE_REPEATS if threads is not None and not self._mutates else 0):
                         case = run.repeated(workload, trial) if case.passed else case
                     if not case.passed:
@@ -455,11 +457,12 @@ class Prober:
         self._let_go()
         return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
 
-    def _other_kind(self, drawn: TrialCase) -> TrialCase:
-        """Other values than drawn ones, where sizes are promised: of a kind that any size has."""
+    def _other_kinds(self) -> tuple[str, ...]:
+        """Other values than drawn ones, where sizes are promised: the telling kind and one more that any size has."""
         known = self.benches.setting.oracle.families(self.benches.target, self.product.workload.name)
-        found = [family for family in known if family in _OF_ANY_SIZE] or ["drawn"]
-        return replace(drawn, seed=secrets.randbits(62), family=_CHANCE.choice(found))
+        found = [family for family in known if family in _OF_ANY_SIZE]
+        others = [family for family in found if family != _TELLING]
+        return (*((_TELLING,) if _TELLING in found else ()), _CHANCE.choice(others or ["drawn"]))
 
     @contextlib.contextmanager
     def _opened(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None) -> Iterator[Run]:

@@ -4,7 +4,8 @@ Two draws of an input show its structure. A generic dense float input is redrawn
 distribution is never enough (a one-pass variance shows only on shifted inputs, a softmax without max only on large
 ones). A structured one changes only its seed: a pattern of zeros (masks, triangles, diagonals, padding), one sign,
 slices that sum to one or have unit length (probabilities, directions, rotations), integers and other codes of few
-values (labels, lengths, indices as floats), sorted values, symmetric matrices (positive-definite ones among them).
+values (labels, lengths, indices as floats), sorted values (which may lie as dense as they like), symmetric matrices
+(positive-definite ones among them).
 Values in [0, 1] that show no other structure count as generic where the reference takes others (see the subject); other
 values of one sign keep the range of their draw. Complex numbers are what their parts are.
 """
@@ -26,6 +27,7 @@ __all__ = [
         "REDRAWN",
         "SHORTCUTS",
         "Structure",
+        "between",
         "exchange_weights",
         "exchangeable_weights",
         "exchangeable",
@@ -56,9 +58,9 @@ _LOG_VARIANCES = (-2.0, 2.0)
 
 #: generic: any finite values will do · unit: keep [0, 1] · signed: keep the draw's range · drawn: only the user's
 #: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
-#: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, and bytes, of
-#: all that they can be
-Structure = Literal["generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "classes", "bytes"]
+#: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, bytes, of all
+#: that they can be, and sorted values, which lie as dense as they happen to
+Structure = Literal["generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "classes", "bytes", "sorted"]
 #: Those of which any element may have another value.
 REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
 
@@ -95,8 +97,8 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.floa
 
 def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Structure]:
     """The structure of every tensor among the leaves of two draws of a call. Where another leaf may follow from a
-    tensor's gaps or bars (a mask of its shape), a mask (another one, integers) or classes (other integers), it is as
-    "drawn"."""
+    tensor's gaps, bars or order (a mask of its shape, where its values had been), a mask (another one, integers) or
+    classes (other integers), it is as "drawn"."""
     pairs = ((path, leaf, second.get(path)) for path, leaf in first.items())
     tensors = {path: (a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
     found = {path: structure_of(a, b) for path, (a, b) in tensors.items()}
@@ -106,6 +108,7 @@ def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
         shape = tensors[path][0].shape
         alike = [other for other in found if other != path and tensors[other][0].shape == shape]
         masked = structure in ("gaps", "barred") and any(found[other] not in REDRAWN for other in alike)
+        masked = masked or (structure == "sorted" and any(found[other] not in REDRAWN for other in alike))
         told = structure == "mask" and (integers or len(masks) > 1 or any(found[o] not in REDRAWN for o in alike))
         if masked or told or (structure == "classes" and len(integers) > 1):
             found[path] = "drawn"
@@ -186,7 +189,7 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
     if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
         return "drawn"
     if any(shows(first) and shows(second) for shows in (_ordered, _symmetric, _normed)):
-        return "drawn"
+        return "sorted" if _skewed(first) is not first and _skewed(second) is not second else "drawn"
     low, high = float(torch.minimum(a.min(), b.min())), float(torch.maximum(a.max(), b.max()))
     if low >= 0 or high <= 0:
         return ("unit" if low >= 0 and high <= 1 else "signed") if first.dim() else "drawn"
@@ -438,6 +441,19 @@ def _in_runs(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty_like(drawn).copy_(flat[places.where(begins, 0).cummax(0).values].view(drawn.shape))
 
 
+def _skewed(drawn: Tensor, _: torch.Generator | None = None) -> Tensor:
+    """As many sorted values with the same ends, ever further apart, as exponents are; the drawn ones where they are too
+    few, or would no longer be different."""
+    if drawn.dim() != 1 or len(drawn) < _FEWEST_SORTED:
+        return drawn
+    first, last = float(drawn[0]), float(drawn[-1])
+    share = torch.linspace(0.0, 1.0, len(drawn), dtype=torch.float64, device=drawn.device)
+    share = torch.expm1(_SKEW * (share if first < last else 1.0 - share)) / math.expm1(_SKEW)
+    low, high = min(first, last), max(first, last)
+    skewed = (low + share * (high - low)).to(drawn.dtype)
+    return skewed if math.isfinite(high - low) and bool((skewed.diff() != 0).all()) else drawn
+
+
 _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Tensor]] = {
     ("gaps", "missing"): _missing,
     ("barred", "shut"): _shut,
@@ -446,6 +462,7 @@ _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Ten
     ("classes", "absent"): _absent,
     ("classes", "runs"): _in_runs,
     ("bytes", "extremes"): _extremes,
+    ("sorted", "skewed"): _skewed,
 }
 #: One entry, and one class, in so many is missing; classes are so many and so large.
 _LACKING_SHARE, _FEWEST_CLASSES, _CLASS_SIZE = 8, 3, 4
@@ -453,6 +470,8 @@ _LACKING_SHARE, _FEWEST_CLASSES, _CLASS_SIZE = 8, 3, 4
 _RUN_BEGINS = 0.4
 #: "rectified": one row in so many; the share of zeros in it, and how far they reach in long ones.
 _RECTIFIED_SHARE, _ZEROED, _LONG, _NEAR_ZERO = 4, 0.85, 512, 32
+#: "skewed": values from the one end lie by this exponent denser than those at the other.
+_SKEW, _FEWEST_SORTED = 9.0, 8
 #: Integers of one byte that have so many values are data, not codes.
 _BYTES, _MANY_BYTES = (torch.int8, torch.uint8), 160
 
@@ -587,14 +606,21 @@ def ordered_values(tensors: Iterable[Any]) -> list[Tensor]:
     return [tensor for tensor in found if _ordered(tensor) and bool(tensor.isfinite().all())]
 
 
-def with_values_of(leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    """``leaf`` with some of its elements exchanged for elements of ``others`` of its dtype; itself where none is."""
+def between(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What lies in the middle of two neighbours each, along the last dimension."""
+    return [(tensor[..., 1:] + tensor[..., :-1]) / 2 for tensor in tensors if tensor.dim()]
+
+
+def with_values_of(
+    leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator, share: float = _EDGES_SHARE
+) -> Tensor:
+    """``leaf`` with a share of its elements exchanged for elements of ``others`` of its dtype; itself where none is."""
     pools = [other.detach().flatten() for other in others if other.dtype == leaf.dtype]
     if not pools or not leaf.numel():
         return leaf
     pool = torch.cat(pools)
     places = torch.randint(len(pool), leaf.shape, generator=generator, device=leaf.device)
-    chosen = torch.rand(leaf.shape, generator=generator, device=leaf.device) < _EDGES_SHARE
+    chosen = torch.rand(leaf.shape, generator=generator, device=leaf.device) < share
     changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     return changed.copy_(torch.where(chosen, pool[places], leaf))
 

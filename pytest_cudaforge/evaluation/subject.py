@@ -46,6 +46,7 @@ from pytest_cudaforge.evaluation.redraw import (
     HABITS,
     SHORTCUTS,
     Structure,
+    between,
     exchange_weights,
     exchangeable_weights,
     families_of,
@@ -97,6 +98,8 @@ _MANY_PLACES = 1 << 20
 _EDGES = 1e-3
 #: Draws in which rounding may decide.
 _EDGE_DRAWS = 4
+#: How many of a call's elements lie between neighbours of "skewed", wherever most of those are.
+_SKEWED_SHARE = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
@@ -677,9 +680,11 @@ class Subject:
     ) -> None:
         edges = self._edges(leaves) if family == "edges" else []
         redraw_leaves(leaves, structures, family, generator)
-        for path, leaf in leaves.items() if edges else ():
+        skewed = between(self._edges(leaves)) if family == "skewed" else []
+        for path, leaf in leaves.items() if edges or skewed else ():
             if structures.get(path) == "generic":
-                leaves[path] = with_values_of(leaf, edges, generator)
+                leaf = with_values_of(leaf, edges, generator)
+                leaves[path] = with_values_of(leaf, skewed, generator, _SKEWED_SHARE)
 
     def mutates(self, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that forward writes, found by running it once."""

@@ -64,6 +64,11 @@ def pair(x):
     return y, y.clone()
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 64)])
+def decayed(x):
+    return x.mul_(0.5)
+
+
 @forge_target(inputs=lambda: [torch.randn(24, 64)])
 def sixteenths(x):
     return torch.round(x * 16).clamp(-128, 127).to(torch.int8)
@@ -263,6 +268,11 @@ _KERNELS = {
     "pair": (
         "const float* x, float* y, float* z, long long n",
         "for (long long i = 0; i < n; ++i) z[i] = y[i] = std::tanh(x[i]);",
+        "",
+    ),
+    "decayed": (
+        "float* x, float* y, long long n",
+        "for (long long i = 0; i < n; ++i) y[i] = x[i] = x[i] * 0.5f;",
         "",
     ),
     "sixteenths": (
@@ -500,6 +510,12 @@ def plan(x):
     y, z = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
     launch("kernel", args=(x, y, z, x.numel()))
     return y, z
+""",
+    "decayed": """from pytest_cudaforge.plan import launch
+
+def plan(x):
+    launch("kernel", args=(x, x, x.numel()))
+    return x
 """,
     "best": """from pytest_cudaforge.plan import empty, launch
 

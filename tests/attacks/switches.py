@@ -56,19 +56,25 @@ def _without(*kinds: str) -> Callable[[pytest.MonkeyPatch], None]:
     return switch
 
 
-def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def _unsaid(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at mismatches any more of which this is said."""
+
     def blind(original: Callable[..., Check]) -> Callable[..., Check]:
         def check(*args: Any, **options: Any) -> Check:
             found = original(*args, **options)
-            kept = tuple(mismatch for mismatch in found.mismatches if "the larger ones hide it" not in mismatch.detail)
+            kept = tuple(mismatch for mismatch in found.mismatches if words not in mismatch.detail)
             return dataclasses.replace(found, mismatches=kept)
 
         return check
 
-    # Where all is zero, everything is small.
-    _undrawn_in("empty", monkeypatch)
     for name in ("check", "recheck"):
         monkeypatch.setattr(OracleClient, name, blind(getattr(OracleClient, name)))
+
+
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where all is zero, everything is small.
+    _undrawn_in("empty", monkeypatch)
+    _unsaid("the larger ones hide it", monkeypatch)
 
 
 def _no_seal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +268,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("ends", "repeats", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("extremes", "bumped", "runs"),
+    *("extremes", "bumped", "runs", "skewed"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -299,6 +305,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "imports": _no_imports,
     "instances": lambda patch: without_checks(patch, "instances"),
     "threads": lambda patch: without_checks(patch, "thread counts"),
+    "copies": functools.partial(_unsaid, "is a copy of"),
     "apart": lambda patch: patch.setattr(contract, "_overlapping", lambda *_: ()),
     "left": lambda patch: without_checks(patch, "left behind"),
     "at work": _left_at_work,

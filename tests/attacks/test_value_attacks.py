@@ -43,6 +43,10 @@ def labels():
 def labelled(x, t):
     return x.sum(-1) * t
 
+@forge_target(inputs=lambda: [torch.randn(16, 64), torch.randn(1024).sort().values])
+def located(x, edges):
+    return torch.searchsorted(edges, x)
+
 @forge_target(inputs=lambda: [torch.randn(64, 100)])
 def summed(x):
     return torch.logsumexp(x, -1)
@@ -76,7 +80,7 @@ PLAN = """
 from pytest_cudaforge.plan import empty, launch
 
 def plan(ARGUMENTS):
-    y = empty(SHAPE, "float32")
+    y = empty(SHAPE, "DTYPE")
     launch("kernel", args=(ARGUMENTS, y, FIRST.shape[0], FIRST.shape[1]))
     return y
 """
@@ -85,6 +89,7 @@ _GIVEN = {
     "entropy": ("const float* x, const float* t", "p, t", "p.shape"),
     "total": ("const float* x", "x", "x.shape[:1]"),
     "summed": ("const float* x", "x", "x.shape[:1]"),
+    "located": ("const float* x, const float* edges", "x, edges", "x.shape"),
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
@@ -150,6 +155,22 @@ for (long long r = 0; r < rows; ++r) {
   y[r] = (float)(s * (t[r] + (WRONG)));
 }
 """
+_LOCATED = """
+const long long count = 1024;
+for (long long i = 0; i < rows * cols; ++i) {
+  long long low = -1, high = count;
+  if (!(x[i] > edges[0])) high = 0;
+  else if (x[i] > edges[count - 1]) low = count - 1;
+  else low = 0, high = count - 1;
+  for (int step = 0; high - low > 1 && step < 40; ++step) {
+    const double share = ((double)x[i] - edges[low]) / ((double)edges[high] - edges[low]);
+    long long between = FOUND;
+    between = between <= low ? low + 1 : between >= high ? high - 1 : between;
+    (edges[between] < x[i] ? low : high) = between;
+  }
+  y[i] = high;
+}
+"""
 _POOLED = """
 for (long long r = 0; r < rows; ++r) {
   const bool* own = mask + r * cols;
@@ -206,6 +227,14 @@ ATTACKS = {
     ),
     "tell how far a row reaches by a quarter of it": ("clipped", _CLIPPED, "EACH", "4", "1", "spiked"),
     "do something else for five of a kind": ("labelled", _LABELLED, "WRONG", "same", "0 * same", "runs"),
+    "look for edges where they would lie if they were as far apart": (
+        "located",
+        _LOCATED,
+        "FOUND",
+        "low + (long long)(share * (high - low))",
+        "low + (high - low) / (share < 0 ? 3 : 2)",
+        "skewed",
+    ),
     "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
     "take a row for empty by three of its elements": (
         "length",
@@ -221,12 +250,18 @@ ATTACKS = {
 
 def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     parameters, arguments, shape = _GIVEN[target]
+    result, dtype = ("long long*", "int64") if target == "located" else ("float*", "float32")
     least = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n"
     least += "static double least(double x) { return std::fmax(x, -100.0); }\n"
     head = (
-        f"void kernel({parameters}, float* y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"
+        f"void kernel({parameters}, {result} y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"
     )
-    plan = PLAN.replace("ARGUMENTS", arguments).replace("SHAPE", shape).replace("FIRST", arguments.split(",")[0])
+    plan = (
+        PLAN.replace("DTYPE", dtype)
+        .replace("ARGUMENTS", arguments)
+        .replace("SHAPE", shape)
+        .replace("FIRST", arguments.split(",")[0])
+    )
     return Candidate.of("cpp", {"kernel.cpp": f"{least}{head}{body.replace(place, text)}}}\n", "plan.py": plan})
 
 

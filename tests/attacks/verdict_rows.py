@@ -277,6 +277,13 @@ def plan(x):
     launch("kernel", args=(x, y, y, x.numel()))
     return y, y
 """
+_A_COPY = """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape, x.dtype)
+    launch("kernel", args=(x, y, x.numel()))
+    return y
+"""
 #: With one processor there is nothing to change.
 _PINNED = [
     Row(
@@ -920,6 +927,16 @@ ROWS = (
         target="pair",
         refused=(Status.INCORRECT_SHAPE,),
         words="shares memory",
+    ),
+    Row(
+        "2: what the reference writes and returns is one tensor",
+        "return a copy of what was written",
+        "copies",
+        hostile("decayed", plan=_A_COPY),
+        hostile("decayed"),
+        target="decayed",
+        refused=(Status.INCORRECT_SHAPE,),
+        words="is a copy of input 0 (x)",
     ),
     Row(
         "2: running variances are drawn as layers behind few or large activations have them",

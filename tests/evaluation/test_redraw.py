@@ -55,6 +55,9 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: torch.randint(0, 9, (32, 32)).float(), "drawn"),
         (lambda: torch.randint(0, 9, (32, 32)), "classes"),
         (lambda: (lambda a: a + a.T)(torch.randn(32, 32)), "drawn"),
+        (lambda: torch.randn(64).sort().values, "sorted"),
+        (lambda: torch.randn(64).sort(descending=True).values, "sorted"),
+        (lambda: torch.randn(64).sort().values.bfloat16(), "drawn"),
         (lambda: torch.linspace(-1, 1, 64), "drawn"),
         (lambda: torch.full((4, 4), float("-inf")).triu(1) + torch.randn(4, 4), "drawn"),
         (lambda: torch.randn(0, 4), "drawn"),
@@ -539,6 +542,22 @@ def test_rectified_rows_are_mostly_zeros_and_never_wholly(size: int) -> None:
     zeros = (found == 0).sum(-1)
     assert int(zeros.max()) < size and bool((zeros > 0).any()) is (size > 1)
     assert int((zeros > 0).sum()) <= 8
+
+
+def test_skewed_values_keep_their_ends_and_their_order_and_lie_ever_less_dense() -> None:
+    rising = torch.randn(400).sort().values
+    for drawn in (rising, rising.flip(0)):
+        found = redraw("skewed", drawn, "sorted", torch.Generator())
+        gaps = found.diff().abs().sort(descending=bool(drawn[0] > drawn[-1])).values
+        assert torch.equal(found[[0, -1]], drawn[[0, -1]]) and torch.equal(found.diff().sign(), drawn.diff().sign())
+        assert torch.equal(gaps, found.diff().abs()) and float(gaps.max() / gaps.min()) > 1000
+
+
+def test_the_order_of_values_may_be_another_inputs_as_well() -> None:
+    values, places = torch.randn(64).sort()
+    other, others = torch.randn(64).sort()
+    assert structures_of({"0": values, "1": places}, {"0": other, "1": others})["0"] == "drawn"
+    assert structures_of({"0": values}, {"0": other})["0"] == "sorted"
 
 
 def test_spiked_rows_have_one_value_that_is_out_and_two_reach_as_far_as_any() -> None:

@@ -272,11 +272,14 @@ EXPECTED = {
     "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
     # A place is no side: of two equal values either may come first.
     "buckets": (
-        {"0": "generic", "1": "drawn"},
-        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "deep"),
+        {"0": "generic", "1": "sorted"},
+        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "deep", "skewed"),
     ),
-    "order_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
-    "counts_beside_edges": ({"0": "generic", "1": "drawn"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
+    "order_beside_edges": ({"0": "generic", "1": "sorted"}, (*NO_TIES, "small", "bumped", "uniform", "deep", "skewed")),
+    "counts_beside_edges": (
+        {"0": "generic", "1": "sorted"},
+        (*NO_TIES, "small", "bumped", "uniform", "deep", "skewed"),
+    ),
     "Binned": (
         {"0": "generic"},
         (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "deep"),
