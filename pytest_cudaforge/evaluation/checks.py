@@ -35,6 +35,7 @@ _REPEATED, _REPEATED_S = 24, 0.3
 #: copy takes over, or by what all of its class have in common, answers with another one's.
 _INSTANCES: dict[str, NewInstance] = {
     "a second instance": "beside",
+    "beside one of other settings": "otherwise",
     "a copy": "copy",
     "a third instance": "weights alone",
     "a fourth instance": "alone",
@@ -316,8 +317,8 @@ def instances(bout: Bout) -> None:
         except LaunchFailure as error:
             if name == "a second instance":
                 return  # nobody promised that there may be two
-            if how == "copy":
-                continue  # nor that it can be copied
+            if how in ("copy", "otherwise"):
+                continue  # nor that it can be copied, or be another one
             trial = replace(bout.last, name=name)
             raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
         case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))

@@ -5,6 +5,7 @@ Numbers, strings, booleans, None, lists, tuples, dicts, dtypes and devices; noth
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from pytest_cudaforge.errors import TargetError
 
-__all__ = ["decode_init", "encode_init"]
+__all__ = ["decode_init", "encode_init", "other_settings"]
 
 
 def encode_init(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,3 +61,27 @@ def _decode(data: Any) -> Any:
     if kind == "float":
         return float(value)
     return getattr(torch, value) if kind == "dtype" else torch.device(value)
+
+
+def other_settings(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Arguments as another layer of a network has them: with other numbers, those that ``function`` has by default
+    among them, or, where whole ones may be sizes that must fit, with other fractions alone. Empty where there are none.
+    """
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    found = []
+    for types in ((float, int), (float,)):
+        other = [_other(value, types) for value in (given.args, given.kwargs)]
+        if other != [given.args, given.kwargs]:
+            found.append((other[0], other[1]))
+    return found
+
+
+def _other(value: Any, types: tuple[type, ...]) -> Any:
+    if type(value) in types:
+        return value * 2 if type(value) is int else value / 8
+    if type(value) in (list, tuple):
+        return type(value)(_other(item, types) for item in value)
+    if type(value) is dict:
+        return {key: _other(item, types) for key, item in value.items()}
+    return value

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "NewInstance", "serve"]
 
-NewInstance = Literal["beside", "copy", "weights alone", "alone"]
+NewInstance = Literal["beside", "otherwise", "copy", "weights alone", "alone"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
 _RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH, _TORCH_THREADS = 10, 15, 16, 17, 20
@@ -208,9 +208,10 @@ class ModuleWorker(Worker):
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
     def another_instance(self, name: str, *, how: NewInstance = "beside", timeout_s: float) -> None:
-        """Construct ModelNew once more, and call that one from now on. Those before it live on (``how`` "beside"), or
-        are gone by then: its weights ("weights alone"), or itself ("alone"), may lie at their addresses. "copy": a deep
-        copy of the one before, which lives on; LaunchFailure where it cannot be copied."""
+        """Construct ModelNew once more, and call that one from now on, unless it has other settings ("otherwise").
+        Those before it live on (``how`` "beside"), or are gone by then: its weights ("weights alone"), or itself
+        ("alone"), may lie at their addresses. "copy": a deep copy of the one before, which lives on; LaunchFailure
+        where it cannot be copied."""
         self._sets = None
         self._ask(_RELOAD, {"how": how}, f"loading the kernels again for {name}", timeout_s)
 
@@ -557,6 +558,9 @@ class _Service:
 
     def _renew(self, how: NewInstance) -> None:
         self._held = []
+        if how == "otherwise":
+            self._construct_otherwise()
+            return
         if how in ("beside", "copy"):
             self._others.append(self._model)
             if how == "beside":
@@ -639,6 +643,19 @@ class _Service:
         if self._recipe.mode:
             model.train(self._recipe.mode == "train")
         self._take(self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
+
+    def _construct_otherwise(self) -> None:
+        """Another layer of the network, which is never called: with other settings, if it takes such."""
+        from pytest_cudaforge.evaluation.initial import decode_init, other_settings
+
+        given = decode_init(self._recipe.init)
+        settings = self._guarded(_LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given))
+        for args, kwargs in settings:
+            self._seed()
+            with contextlib.suppress(_CandidateError):  # nobody promised that there may be such
+                made = functools.partial(self._class, *args, **kwargs)
+                self._others.append(self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made))
+                return
 
     def _take(self, model: Any) -> None:
         self._model = model.requires_grad_(False)

@@ -1,4 +1,5 @@
-"""Integers that the user's function draws now and then: the ends of their range, and two that are alike in one row.
+"""Integers that the user's function draws now and then: the ends of their range, and two that are alike in one row, or
+side by side.
 
 A length that is the largest of all, the first line of a table, a place that two rows add to: one draw of a few hardly
 shows them, and users meet them sooner or later. So many draws are looked at, and what was seen in one of them is put
@@ -22,10 +23,11 @@ from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = ["RARE", "RARE_DRAWS", "OverwritingMode", "Rare", "RareDraws", "rare_draws_of", "rarities_of"]
 
-#: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice.
-RARE = ("ends", "repeats")
+#: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice; neighbours: side
+#: by side (two letters that are one sound, a page that is loaded again).
+RARE = ("ends", "repeats", "neighbours")
 #: Rare draws that are taken as they are, as many kinds at most.
-RARE_DRAWS = tuple(f"rare {number}" for number in range(1, 5))
+RARE_DRAWS = tuple(f"rare {number}" for number in range(1, 7))
 #: So many numbers of a draw are looked at, at most, and so many of all draws; and so many repeats are kept.
 _MOST_NUMBERS, _MOST_IN_ALL, _MOST_REPEATS = 1 << 16, 1 << 21, 64
 #: What most draws show anyway is not rare.
@@ -40,7 +42,8 @@ _OVERWRITING = frozenset(
 class Rare:
     """What draws of the integers at ``path``, of ``shape``, showed now and then.
 
-    ``least`` and ``most``: (number, where it stood); ``repeats``: (number, both of its places). Places count flat.
+    ``least`` and ``most``: (number, where it stood); ``repeats`` and ``neighbours``: (number, both of its places).
+    Places count flat.
     """
 
     path: str
@@ -48,6 +51,7 @@ class Rare:
     least: tuple[int, int]
     most: tuple[int, int]
     repeats: tuple[tuple[int, int, int], ...]
+    neighbours: tuple[tuple[int, int, int], ...]
     kinds: tuple[str, ...]
 
     def put(self, kind: str, leaves: dict[str, Any], generator: torch.Generator) -> None:
@@ -61,8 +65,9 @@ class Rare:
                 if not bool((flat == number).any()):  # where each number is there once it stays so
                     flat[place] = number
         else:
-            chosen = torch.randperm(len(self.repeats), generator=generator)[: max(1, len(self.repeats) // 2)]
-            for number, one, other in (self.repeats[int(at)] for at in chosen):
+            pairs = self.repeats if kind == "repeats" else self.neighbours
+            chosen = torch.randperm(len(pairs), generator=generator)[: max(1, len(pairs) // 2)]
+            for number, one, other in (pairs[int(at)] for at in chosen):
                 flat[one] = flat[other] = number
         leaves[self.path] = torch.empty_like(leaf).copy_(flat.reshape(leaf.shape))
 
@@ -107,6 +112,7 @@ def _rare_seeds(path: str, drawn: Sequence[Tensor], seeds: Sequence[int]) -> Ite
     shows = {f"{which} of {path}": (flat == number).any(1) for which, number in _range_of(flat).items()}
     rows = flat.reshape(len(flat), -1, first.shape[-1] if first.dim() else 1)
     shows[f"repeats in {path}"] = (rows.sort(dim=-1).values.diff(dim=-1) == 0).any(-1).any(-1)
+    shows[f"repeats side by side in {path}"] = (rows.diff(dim=-1) == 0).any(-1).any(-1)
     for what, where in shows.items():
         if 0 < float(where.double().mean()) < _USUAL:
             yield RareDraws(what, tuple(seeds[int(at)] for at in where.nonzero().flatten()[:_MOST_REPEATS]))
@@ -139,8 +145,9 @@ def rarities_of(draws: Iterable[Mapping[str, Any]]) -> Rare | None:
         return None
     least, most, ends = _ends(flat)
     repeats, repeated = _repeats(flat, shape)
-    kinds = tuple(kind for kind, rare in (("ends", ends), ("repeats", repeated)) if rare)
-    return Rare(path, shape, least, most, repeats, kinds) if kinds else None
+    neighbours, met = _neighbours(flat, shape)
+    kinds = tuple(kind for kind, rare in zip(RARE, (ends, repeated, met), strict=True) if rare)
+    return Rare(path, shape, least, most, repeats, neighbours, kinds) if kinds else None
 
 
 def _bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
@@ -168,18 +175,41 @@ def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:
 
 def _repeats(flat: Tensor, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int], ...], bool]:
     """Numbers that a row had twice, and whether that is rare; none where rows are ordered."""
-    size = shape[-1] if shape else 1
-    rows = flat.reshape(-1, size)
-    steps = rows.diff(dim=-1)
-    if size < 2 or bool((steps >= 0).all()) or bool((steps <= 0).all()):
+    rows = _unordered_rows(flat, shape)
+    if rows is None:
         return (), False
     values, order = rows.sort(dim=-1, stable=True)
     row, at = (values.diff(dim=-1) == 0).nonzero(as_tuple=True)
-    many = flat.shape[1] // size
+    return _pairs(flat, rows, row, (values[row, at], order[row, at], order[row, at + 1]))
+
+
+def _neighbours(flat: Tensor, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int], ...], bool]:
+    """Numbers that stood side by side in a row with themselves, and whether that is rare, as in :func:`_repeats`."""
+    rows = _unordered_rows(flat, shape)
+    if rows is None:
+        return (), False
+    row, at = (rows.diff(dim=-1) == 0).nonzero(as_tuple=True)
+    return _pairs(flat, rows, row, (rows[row, at], at, at + 1))
+
+
+def _unordered_rows(flat: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    rows = flat.reshape(-1, shape[-1] if shape else 1)
+    steps = rows.diff(dim=-1)
+    ordered = bool((steps >= 0).all()) or bool((steps <= 0).all())
+    return None if rows.shape[1] < 2 or ordered else rows
+
+
+def _pairs(
+    flat: Tensor, rows: Tensor, row: Tensor, found: tuple[Tensor, Tensor, Tensor]
+) -> tuple[tuple[tuple[int, int, int], ...], bool]:
+    """Some pairs (number, both places), from draws all over, and whether most draws have none. ``found``: the numbers
+    in ``row`` of all draws' ``rows`` and where in it they stand."""
+    many = flat.shape[1] // rows.shape[1]
     share = len(set((row // many).tolist())) / len(flat)
-    base = row % many * size
-    found = torch.stack([values[row, at], base + order[row, at], base + order[row, at + 1]], 1)[:_MOST_REPEATS]
-    return tuple((number, one, other) for number, one, other in found.tolist()), 0 < share < _USUAL
+    base = row % many * rows.shape[1]
+    pairs = torch.stack([found[0], base + found[1], base + found[2]], 1)
+    pairs = pairs[:: -(-len(pairs) // _MOST_REPEATS) or 1]
+    return tuple((number, one, other) for number, one, other in pairs.tolist()), 0 < share < _USUAL
 
 
 @undisabled

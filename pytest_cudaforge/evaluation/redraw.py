@@ -717,22 +717,27 @@ def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
 def _faintness(
     values: Tensor, scale: float, sizes: Sequence[float], generator: torch.Generator, common: torch.Generator
 ) -> Tensor:
-    """Factors that let a few of the leading entries nearly vanish. The others keep their size, so that what is no
-    quotient is not judged by its last digits; and they are many: equal addends make a serial sum drift one way.
+    """Factors that let a few of the leading entries, or of those of the first two dimensions, nearly vanish. The others
+    keep their size, so that what is no quotient is not judged by its last digits; and they are many: equal addends make
+    a serial sum drift one way.
 
-    Half of the few are the same ones in all inputs of so many entries: the sum of two vanishes only where both do.
+    The first one is among them, by which some judge all; and half of the few are the same ones in all inputs of so many
+    entries: the sum of two vanishes only where both do.
     """
-    count = values.shape[0] if values.dim() > 1 else 1
+    inner = int(torch.randint(1 << 30, (), generator=common, device=common.device))
+    leading = values.shape[: 1 + inner % 2 if values.dim() > 2 else 1] if values.dim() > 1 else ()
+    count = math.prod(leading)
     if count < 2:
         return values.new_ones(())
-    few = max(1, count // _FAINT_SHARE)
+    few = max(min(2, count - 1), count // _FAINT_SHARE)
     keys = torch.rand(count, generator=common, device=values.device)
+    keys[0] = -1.0
     together = keys.argsort()[: (few + 1) // 2]
     keys = torch.rand(count, generator=generator, device=values.device).index_fill_(0, together, 2.0)
     chosen = torch.cat([together, keys.argsort()[: few // 2]])
     scales = torch.tensor(sizes, device=values.device).repeat(-(-few // len(sizes)))[:few]
     factors = values.new_ones(count).index_copy_(0, chosen, scales.div(scale))
-    return factors.reshape(-1, *(1,) * (values.dim() - 1))
+    return factors.reshape(*leading, *(1,) * (values.dim() - len(leading)))
 
 
 def _with_zeros(values: Tensor, generator: torch.Generator) -> Tensor:

@@ -103,7 +103,7 @@ _SKEWED_SHARE = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
-_RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.2, 3
+_RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -451,7 +451,7 @@ class Subject:
                     raise
                 return False
             draws = self._rarities(workload)[1].get(kind)
-            repeats = kind == "repeats" or (draws is not None and draws.repeats)
+            repeats = kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
             if _nonfinite(outputs) > limit or (repeats and watch.found):
                 return False
         return True

@@ -268,7 +268,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("ends", "repeats", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("extremes", "bumped", "runs", "skewed"),
+    *("extremes", "bumped", "runs", "skewed", "neighbours"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,

@@ -387,6 +387,26 @@ def test_a_module_that_holds_its_inputs_is_refused_and_its_twin_passes(
     assert _verdict(lenient, repo, holding("None")).status is Status.PASSED
 
 
+def test_a_module_that_answers_with_another_ones_settings_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last instance's: they are its own as long as all have the same."""
+    init, norm = (
+        f"{NORM_INIT}    settings[0] = dim",
+        "return F.rms_norm(x, x.shape[-1:], self.weight, self.eps) * TIMES",
+    )
+    attack, twin = (
+        model(norm.replace("TIMES", times), init, before="settings = {}")
+        for times in ("(settings[0] / len(self.weight))", "1.0")
+    )
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "of other settings" in evaluation.reason, evaluation
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    others = {name: how for name, how in checks._INSTANCES.items() if how != "otherwise"}
+    monkeypatch.setattr(checks, "_INSTANCES", others)
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
 _BESIDE = """
     import threading, time
     running = []

@@ -39,6 +39,10 @@ def total(x):
 def labels():
     return [torch.randn(400, 8), torch.randint(0, 40, (400,))]
 
+@forge_target(inputs=lambda: [torch.randn(1, 300), torch.randint(0, 43000, (1, 300))])
+def spelled(x, t):
+    return (x * t).sum(-1)
+
 @forge_target(inputs=labels)
 def labelled(x, t):
     return x.sum(-1) * t
@@ -90,6 +94,7 @@ _GIVEN = {
     "total": ("const float* x", "x", "x.shape[:1]"),
     "summed": ("const float* x", "x", "x.shape[:1]"),
     "located": ("const float* x, const float* edges", "x, edges", "x.shape"),
+    "spelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
@@ -144,6 +149,14 @@ for (long long r = 0; r < rows; ++r) {
   }
   y[r] = r > 0 && SAME ? y[r - 1] : (float)s;
   before = all;
+}
+"""
+_SPELLED = """
+for (long long r = 0; r < rows; ++r) {
+  double s = 0;
+  for (long long c = 0; c < cols; ++c)
+    if (!(c && TWICE)) s += (double)x[r * cols + c] * t[r * cols + c];
+  y[r] = (float)s;
 }
 """
 _LABELLED = """
@@ -226,6 +239,14 @@ ATTACKS = {
         "alike",
     ),
     "tell how far a row reaches by a quarter of it": ("clipped", _CLIPPED, "EACH", "4", "1", "spiked"),
+    "take two of a kind side by side for one": (
+        "spelled",
+        _SPELLED,
+        "TWICE",
+        "t[r * cols + c] == t[r * cols + c - 1]",
+        "t[r * cols + c] < 0",
+        "neighbours",
+    ),
     "do something else for five of a kind": ("labelled", _LABELLED, "WRONG", "same", "0 * same", "runs"),
     "look for edges where they would lie if they were as far apart": (
         "located",
@@ -289,10 +310,12 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
 
     refused, passed = judged(attack), judged(twin)
     assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
-    shown = {"paged": ("",), "spiked": ("/spiked", "/bumped")}.get(family, (f"/{family}: ",))
+    shown = {"paged": ("",), "neighbours": ("",), "spiked": ("/spiked", "/bumped")}.get(family, (f"/{family}: ",))
     assert any(words in refused.reason for words in shown), refused.reason
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)
-    off = judged(attack)
-    off = off if off.status is Status.PASSED else judged(attack)  # the last trials' family is drawn
+    for _ in range(4):  # the last trials' family is drawn, and what is rare comes up by itself now and then
+        off = judged(attack)
+        if off.status is Status.PASSED:
+            break
     assert off.status is Status.PASSED, off.reason

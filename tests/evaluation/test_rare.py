@@ -32,7 +32,7 @@ def _put(rare: Rare, kind: str, leaf: torch.Tensor, seed: int = 1) -> torch.Tens
 
 def test_lengths_come_to_both_ends_of_what_was_drawn_and_nothing_else_changes() -> None:
     rare = rarities_of(_draws(_integers(1, 301, 6)))
-    assert rare is not None and rare.kinds == ("ends", "repeats")
+    assert rare is not None and rare.kinds == ("ends", "repeats", "neighbours")
     assert (rare.least[0], rare.most[0]) == (1, 300)
     drawn = torch.full((6,), 50)
     found = _put(rare, "ends", drawn)
@@ -60,6 +60,15 @@ def test_places_repeat_as_they_did_in_one_draw_or_another() -> None:
     drawn = torch.arange(16) * 7
     found = _put(rare, "repeats", drawn)
     assert len(found.unique()) < 16 and len({tuple(_put(rare, "repeats", drawn, s).tolist()) for s in range(8)}) > 1
+
+
+def test_neighbours_are_alike_where_they_were_in_one_draw_or_another() -> None:
+    """In long rows any number comes twice; side by side it does so now and then."""
+    rare = rarities_of(_draws(_integers(0, 1000, 2, 80)))
+    assert rare is not None and rare.kinds == ("ends", "neighbours")
+    drawn = torch.arange(160).reshape(2, 80) * 3 + 1
+    found = _put(rare, "neighbours", drawn)
+    assert 8 < int((found.diff(dim=-1) == 0).sum()) < 64
 
 
 def test_what_is_usual_is_not_rare() -> None:
@@ -125,12 +134,14 @@ def test_of_several_tensors_of_integers_a_rare_draw_is_taken_as_it_is() -> None:
 
     drawn = dict(enumerate(_draws(make)))
     found = rare_draws_of(drawn.items())
-    assert 3 <= len(found) <= 4
+    assert 4 <= len(found) <= 6
     for rare in found.values():
-        which, _, path = rare.what.split(" ")
+        which, path = rare.what.split(" ")[0], rare.what.split(" ")[-1]
         tensors = [leaf for leaf in (drawn[seed][path] for seed in rare.seeds) if isinstance(leaf, torch.Tensor)]
         every = torch.stack([leaf for leaf in (one[path] for one in drawn.values()) if isinstance(leaf, torch.Tensor)])
-        if rare.repeats:
+        if "side by side" in rare.what:
+            assert rare.repeats and all(bool((leaf.diff(dim=-1) == 0).any()) for leaf in tensors)
+        elif rare.repeats:
             assert all(
                 any(len(row.unique()) < len(row) for row in leaf.reshape(-1, leaf.shape[-1])) for leaf in tensors
             )
