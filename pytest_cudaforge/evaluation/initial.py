@@ -63,14 +63,17 @@ def _decode(data: Any) -> Any:
     return getattr(torch, value) if kind == "dtype" else torch.device(value)
 
 
-def other_settings(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+def other_settings(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True
+) -> list[tuple[Any, dict[str, Any]]]:
     """Arguments as another layer of a network has them: with other numbers, those that ``function`` has by default
-    among them, or, where whole ones may be sizes that must fit, with other fractions alone. Empty where there are none.
+    among them, or with other fractions alone, as whole ones may be sizes that must fit, or (not ``whole``) be too
+    large. Empty where there are none.
     """
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     found = []
-    for types in ((float, int), (float,)):
+    for types in ((float, int), (float,))[not whole :]:
         other = [_other(value, types) for value in (given.args, given.kwargs)]
         if other != [given.args, given.kwargs]:
             found.append((other[0], other[1]))

@@ -96,6 +96,8 @@ _IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
 _FRESH_NS = 400_000_000
 #: How long instances are made, and how many at most, until one lies where another lay.
 _CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
+#: Weights of an instance of twice the size, of the one before.
+_MOST_DOUBLED_BYTES = 1 << 24
 #: Objects of Python's that are made until one lies at a place that has just become free: more than had been free
 #: before, which come first where the place's neighbours had gone earlier.
 _MOST_FILLERS = 1 << 18
@@ -645,17 +647,23 @@ class _Service:
         self._take(self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
 
     def _construct_otherwise(self) -> None:
-        """Another layer of the network, which is never called: with other settings, if it takes such."""
+        """Another layer of the network, which is never called: with other settings, if it takes such and they need no
+        extension of their own. Nobody promised that it does. Weights of some size stay as large as they are."""
         from pytest_cudaforge.evaluation.initial import decode_init, other_settings
 
         given = decode_init(self._recipe.init)
-        settings = self._guarded(_LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given))
+        whole = sum(tensor.nbytes for tensor in self._state.values()) <= _MOST_DOUBLED_BYTES
+        settings = self._guarded(_LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole))
         for args, kwargs in settings:
             self._seed()
-            with contextlib.suppress(_CandidateError):  # nobody promised that there may be such
-                made = functools.partial(self._class, *args, **kwargs)
+            made = functools.partial(self._class, *args, **kwargs)
+            try:
                 self._others.append(self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made))
-                return
+            except _CandidateError:
+                continue
+            finally:
+                extensions.missing()
+            return
 
     def _take(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
