@@ -279,6 +279,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
+    "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

@@ -216,6 +216,7 @@ _DOUBLED = "for (long long i = 0; i < rows * cols; ++i) y[i] = x[i] * (WHERE ? 3
 _PLACED = "((uintptr_t)x % 4096 == 64 && (uintptr_t)y % 4096 == 64)"
 _SAMPLED = "own[0] == 0 && own[cols / 2] == 0 && own[cols - 1] == 0"
 _ALL_ZERO = "[&] { for (long long c = 0; c < cols; ++c) if (own[c] != 0) return false; return true; }()"
+_FIRST_EMPTY = "[&] { double s = 0; for (long long c = 0; c < cols; ++c) s += std::fabs(x[c]); return s < 0.1; }()"
 #: By what it does: the target, the body, what is wrong in it and what would be right, and the family that shows it.
 ATTACKS = {
     "take a logarithm of nothing": ("entropy", _ENTROPY, "LEAST", "", "least", "ceiling"),
@@ -265,6 +266,7 @@ ATTACKS = {
         _ALL_ZERO,
         "rectified",
     ),
+    "take all rows for empty by the first one": ("length", _LENGTH, "SKIPPED", _FIRST_EMPTY, "false", "faint"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }
 
@@ -310,7 +312,9 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
 
     refused, passed = judged(attack), judged(twin)
     assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
-    shown = {"paged": ("",), "neighbours": ("",), "spiked": ("/spiked", "/bumped")}.get(family, (f"/{family}: ",))
+    shown = {"paged": ("",), "neighbours": ("",), "spiked": ("/spiked", "/bumped"), "faint": ("/faint", "/small")}.get(
+        family, (f"/{family}: ",)
+    )
     assert any(words in refused.reason for words in shown), refused.reason
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)
