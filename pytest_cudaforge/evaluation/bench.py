@@ -1002,7 +1002,7 @@ def _no_slabs(subject: Subject, why: str) -> DeviceError:
 
 def _lent(region: str) -> bool:
     """Is it an input's, or the module's, and no output's?"""
-    return region.removeprefix(region.split("/", 1)[0] + "/").startswith("input/") or region.startswith("state/")
+    return region.startswith("state/") or region.partition("/")[2].startswith("input/")
 
 
 def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, str]:

@@ -32,7 +32,8 @@ _LATER_CALLS = ((2, 9), (300, 700), (4200, 9000))
 #: Calls on the same values where these have to be written again before each, and for how long.
 _REPEATED, _REPEATED_S = 24, 0.3
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
-#: copy takes over, or by what all of its class have in common, answers with another one's.
+#: copy takes over, or by what all of its class have in common, answers with another one's. One of other settings is
+#: never called itself.
 _INSTANCES: dict[str, NewInstance] = {
     "a second instance": "beside",
     "beside one of other settings": "otherwise",

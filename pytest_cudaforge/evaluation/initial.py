@@ -68,7 +68,8 @@ def other_settings(
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Arguments as another layer of a network has them: with other numbers, those that ``function`` has by default
     among them, or with other fractions alone, as whole ones may be sizes that must fit, or (not ``whole``) be too
-    large. Empty where there are none.
+    large. Empty where there are none. Raises TypeError where ``function`` does not take ``args`` and ``kwargs``, and
+    ValueError where Python knows no signature of it.
     """
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()

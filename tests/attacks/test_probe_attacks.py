@@ -357,6 +357,22 @@ def test_values_of_other_kinds_at_promised_sizes(judged: Judged, monkeypatch: py
     assert judged("largest", near).status is Status.PASSED
 
 
+def test_the_end_of_rows_that_are_longer_than_drawn(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long row the last element is hardly ever the largest: where ends lie far out it is."""
+    short, twin = _candidate("if (cols > 257) --cols;"), _candidate("if (cols < 0) --cols;")
+    _only(monkeypatch, lambda name: name.startswith("size 257 -> ") and int(name.split()[-1]) > 257)
+    refused = judged("largest", short)
+    assert refused.status is Status.REJECTED and "size 257 -> " in refused.reason, refused.reason
+    assert judged("largest", twin).status is Status.PASSED
+    monkeypatch.setattr(probes, "_TELLING", "")
+    monkeypatch.setattr(probes, "_OF_ANY_SIZE", ("uniform",))
+    for _ in range(4):  # now and then it is the largest by chance
+        off = judged("largest", short)
+        if off.status is Status.PASSED:
+            break
+    assert off.status is Status.PASSED, off.reason
+
+
 WEIGH_PLAN = """
 from pytest_cudaforge.plan import empty, launch
 
