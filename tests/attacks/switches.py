@@ -267,7 +267,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
-    *("ends", "repeats", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
+    *("ends", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("extremes", "bumped", "runs", "skewed", "neighbours"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -280,6 +280,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
+    "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours"),  # neighbours are repeats
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

@@ -35,6 +35,8 @@ from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 Servers = Callable[[Defences], ForkServers]
 _SECRET = "an expected output"
+#: So often at most is an attack tried whose defence is off.
+_TRIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +104,10 @@ def test_it_passes_once_its_defence_is_off(
     row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, servers_with: Servers
 ) -> None:
     _switch_off(row, evaluator, monkeypatch, servers_with)
-    evaluation = _evaluate(evaluator, repo, row, row.attack)
-    if evaluation.status is not Status.PASSED:  # drawn values show by chance, now and then, what others are for
+    for _ in range(_TRIES):  # drawn values show by chance, now and then, what others are for
         evaluation = _evaluate(evaluator, repo, row, row.attack)
+        if evaluation.status is Status.PASSED:
+            break
     assert evaluation.status is Status.PASSED, evaluation.reason
 
 
