@@ -48,14 +48,20 @@ class DecidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """A copy in fp64, which later work in place leaves alone."""
-    return tensor.detach().to(torch.float64, copy=True)
+    """A copy, which later work in place leaves alone; as small as it was, for a reference may decide often."""
+    return tensor.detach().clone()
 
 
 def exact(found: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
     """Are the numbers in ``found`` those that fp64 has in ``wide``, each of them?"""
     pairs = zip(found, wide, strict=False)
-    return len(found) == len(wide) and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+    return len(found) == len(wide) and all(
+        a.shape == b.shape and torch.equal(_in_fp64(a), _in_fp64(b)) for a, b in pairs
+    )
+
+
+def _in_fp64(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float64, copy=True)
 
 
 #: Comparisons, and orders: what two honest kernels may answer differently where rounding took the difference.
@@ -79,7 +85,7 @@ class MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             roundoff = torch.finfo(given.dtype).eps
             if name in _COMPARE:
                 other = torch.as_tensor(args[1], device=given.device)
-                self.found.append((kept(given), kept(other), roundoff))
+                self.found.append((_in_fp64(given), _in_fp64(other), roundoff))
             elif name in _ORDER and given.dim():
                 ordered = _ordered(given, name, args, kwargs or {})
                 self.found.append((ordered[..., :-1], ordered[..., 1:], roundoff))
@@ -89,7 +95,7 @@ class MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _ordered(given: Tensor, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     place = 1 if name == "sort" else 2
     dim = kwargs.get("dim", args[place] if len(args) > place else -1)
-    return kept(given).movedim(dim, -1).sort(dim=-1).values
+    return _in_fp64(given).movedim(dim, -1).sort(dim=-1).values
 
 
 def decided_by_rounding(

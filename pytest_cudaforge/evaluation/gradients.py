@@ -135,9 +135,10 @@ class GradientSubject(Subject):
         if self._any_index:
             return False
         found, wide = KinkMode(), KinkMode()
-        if self._watched(workload, family, structures, found, wide) is None:
-            return False
-        return found.promised and not found.free and exact(found.found, wide.found)
+        watched = self._watched(
+            workload, family, structures, (found, wide), lambda _: found.promised and not found.free
+        )
+        return watched and exact(found.found, wide.found)
 
     def _keeps_digits(self, workload: str, family: str) -> bool:
         """Are the reference's own gradients about right there? Where terms cancel to nothing (a softmax of one entry)

@@ -39,7 +39,7 @@ _BENT = frozenset(
 
 @undisabled
 class KinkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what such operators take, in the order they run, as fp64. ``promised``, ``free``: is there one that chooses
+    """Notes what such operators take, in the order they run. ``promised``, ``free``: is there one that chooses
     among equal values by torch's promise, or as it likes?"""
 
     def __init__(self) -> None:

@@ -98,6 +98,9 @@ _FRESH_NS = 400_000_000
 _CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
 #: Weights of an instance of twice the size, of the one before.
 _MOST_DOUBLED_BYTES = 1 << 24
+#: What another instance of other settings may take on the host, and on the device, in bytes; and how long the one
+#: before may have taken, in ns.
+_MOST_BESIDE_BYTES, _MOST_BESIDE_DEVICE_BYTES, _MOST_BESIDE_NS = 1 << 30, 1 << 28, 500_000_000
 #: Objects of Python's that are made until one lies at a place that has just become free: more than had been free
 #: before, which come first where the place's neighbours had gone earlier.
 _MOST_FILLERS = 1 << 18
@@ -428,6 +431,8 @@ class _Service:
         self._gradients: Gradients | None = None
         #: Instances made before, which live on beside the one that is called.
         self._others: list[Any] = []
+        #: What the candidate's constructor took, the last time.
+        self._constructing_ns = 0
         self._called: _Bound | None = None
         self._tree: Any = None
         self._driver: Any = None
@@ -641,29 +646,45 @@ class _Service:
                 fillers.pop()
             return self._class(*args, **kwargs)
 
+        began = _clock()
         model = self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made)
+        self._constructing_ns = _clock() - began
         if self._recipe.mode:
             model.train(self._recipe.mode == "train")
         self._take(self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
 
     def _construct_otherwise(self) -> None:
         """Another layer of the network, which is never called: with other settings, if it takes such and they need no
-        extension of their own. Nobody promised that it does. Weights of some size stay as large as they are."""
+        extension of their own. Nobody promised that it does. Weights of some size stay as large as they are, and what
+        takes long, or far more memory (a number may be an exponent), is left out."""
         from pytest_cudaforge.evaluation.initial import decode_init, other_settings
+        from pytest_cudaforge.evaluation.room import within
 
+        if self._constructing_ns > _MOST_BESIDE_NS:
+            return
         given = decode_init(self._recipe.init)
         whole = sum(tensor.nbytes for tensor in self._state.values()) <= _MOST_DOUBLED_BYTES
         settings = self._guarded(_LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole))
         for args, kwargs in settings:
             self._seed()
             made = functools.partial(self._class, *args, **kwargs)
+            before = self._allocated()
             try:
-                self._others.append(self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made))
+                with within("cpu", _MOST_BESIDE_BYTES):
+                    self._others.append(self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made))
             except _CandidateError:
                 continue
             finally:
                 extensions.missing()
-            return
+            if self._allocated() - before <= _MOST_BESIDE_DEVICE_BYTES:
+                return
+            del self._others[-1]
+            gc.collect()
+            self._torch.cuda.empty_cache()
+
+    def _allocated(self) -> int:
+        """Bytes of the device's memory that tensors have; a CPU's process has a limit of its own."""
+        return 0 if self._driver is None else int(self._torch.cuda.memory_allocated(self.device))
 
     def _take(self, model: Any) -> None:
         self._model = model.requires_grad_(False)

@@ -401,11 +401,29 @@ class Subject:
                 special = {"edges": self._takes_edges, "ties": self._takes_ties}
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
                 takes = special.get(family, self._takes)
-                known[family] = takes(workload, family, structures)
+                known[family] = self._agrees(functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
         if most is None:
             taken += self._rare_families(workload, known)
         return tuple(taken)
+
+    def _agrees(self, takes: Callable[[], bool]) -> bool:
+        """Not where the reference refuses such values, or fp64 (own kernels inside, checks of a dtype), and not where
+        there is no memory to see what it makes of them."""
+        try:
+            return takes()
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return False
+        except torch.OutOfMemoryError:
+            self._give_memory_back()
+            return False
+
+    def _give_memory_back(self) -> None:
+        """What nobody uses any more: a worker is started next."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _is_normal(self, workload: str, structures: Mapping[str, Structure]) -> bool:
         leaves, _ = flatten_call(*self.draw(workload, 1))
@@ -506,37 +524,33 @@ class Subject:
         """Are the whole numbers among the outputs places, the first of equal ones by torch's promise, in values that
         nobody has rounded? Other operators may return any of them, and rounding decides which of two sums is larger."""
         found, wide = PointingMode(), PointingMode()
-        outputs = self._watched(workload, family, structures, found, wide)
-        if outputs is None:
-            return False
-        whole = [value for value in outputs.values() if value.dtype in WHOLE]
-        places = self._breaks_ties(outputs) and all(pointed_by(value, found.found) is not None for value in whole)
-        if not places or not all(search.first for search in found.found):
-            return False
-        return found.searched_the_same(wide)
+
+        def places(outputs: dict[str, torch.Tensor]) -> bool:
+            whole = [value for value in outputs.values() if value.dtype in WHOLE]
+            pointed = all(pointed_by(value, found.found) is not None for value in whole)
+            return self._breaks_ties(outputs) and pointed and all(search.first for search in found.found)
+
+        watched = self._watched(workload, family, structures, (found, wide), places)
+        return watched and found.searched_the_same(wide)
 
     def _watched(
         self,
         workload: str,
         family: str,
         structures: Mapping[str, Structure],
-        found: AbstractContextManager[Any],
-        wide: AbstractContextManager[Any],
-    ) -> dict[str, torch.Tensor] | None:
-        """What the reference returns on values of ``family``, ``found`` looking on, and ``wide`` at a run in fp64. None
-        where it raises, is less finite than as drawn, or there is no memory for the other."""
+        watch: tuple[AbstractContextManager[Any], AbstractContextManager[Any]],
+        worth: Callable[[dict[str, torch.Tensor]], bool],
+    ) -> bool:
+        """Run the reference on values of ``family``, the first of ``watch`` looking on, and, where its outputs are
+        ``worth`` it, in fp64, the second one looking on. False where that ends early: also by answers that are less
+        finite than as drawn, and by too little memory for fp64."""
         leaves, tree = flatten_call(*self.draw(workload, 1))
         self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
-        try:
-            with found:
-                outputs = self._outputs(*unflatten_call(tree, leaves))
-        except TargetError as error:
-            if is_fatal(error):
-                raise
-            return None
-        if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or self._in_fp64(leaves, tree, wide) is None:
-            return None
-        return outputs
+        with watch[0]:
+            outputs = self._outputs(*unflatten_call(tree, leaves))
+        if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or not worth(outputs):
+            return False
+        return self._in_fp64(leaves, tree, watch[1]) is not None
 
     def _takes_empty(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Is there, where all is zero, an answer that is more than nothing, or what rounding leaves of a difference? Of
@@ -557,12 +571,7 @@ class Subject:
         leaves, tree = flatten_call(*self.draw(workload, 1))
         generator = torch.Generator(device=self.device).manual_seed(1)
         self._redraw_leaves(leaves, structures, family, generator)
-        try:
-            outputs = self._outputs(*unflatten_call(tree, leaves))
-        except TargetError as error:
-            if is_fatal(error):
-                raise
-            return False
+        outputs = self._outputs(*unflatten_call(tree, leaves))
         return not any(bool(value.isnan().any()) for value in outputs.values() if value.is_floating_point())
 
     def _tells_each(
@@ -616,8 +625,9 @@ class Subject:
         return self._drawn_edges[workload]
 
     def _edges(self, leaves: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The sorted tensors among a call's inputs and the module's own."""
-        return ordered_values([*leaves.values(), *self.state().values()])
+        """The sorted tensors among a call's inputs and the module's own, plain attributes among them, which stay where
+        they are as a module moves to a device."""
+        return ordered_values([*leaves.values(), *(value.to(self.device) for value in self.state().values())])
 
     def _has_halves(self, workload: str) -> bool:
         leaves, _ = flatten_call(*self.draw(workload, 1))
@@ -660,6 +670,7 @@ class Subject:
                 with watch or contextlib.nullcontext(), mode, declared_limits(mode.declared):
                     found, _ = flatten_output(self.run(function, *unflatten_call(tree, wide)))
         except torch.OutOfMemoryError:
+            self._give_memory_back()
             return None
         return found
 

@@ -106,6 +106,16 @@ def leaky(x):
     return torch.where(x.sum(-1, keepdim=True) > 0, x, x * 0.1)
 
 @forge_target(inputs=lambda: [torch.randn(8, 32)])
+def single_only(x):
+    assert x.dtype == torch.float32
+    return x.sigmoid() * 2 + 1
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
+def single_only_choice(x):
+    assert x.dtype == torch.float32
+    return torch.where(x > 0.5, x, x * 0.1) + 1, x.argmax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(8, 32)])
 def stable_softmax(x):
     return x.softmax(-1)
 
@@ -315,6 +325,15 @@ def test_what_is_drawn_from_a_normal_distribution_is_not_drawn_from_one_again(
 def test_a_big_call_asks_for_the_families_that_show_most(subject: Callable[[str], Subject]) -> None:
     assert subject("stable_softmax").families("default", 3) == ("shifted", "large", "integer")
     assert subject("naive_softmax").families("default", 3) == ("integer", "sparse", "rectified")
+
+
+@pytest.mark.parametrize("name", ["single_only", "single_only_choice"])
+def test_a_reference_that_refuses_fp64_loses_those_families_alone_that_ask_it(
+    subject: Callable[[str], Subject], name: str
+) -> None:
+    families = subject(name).families("default")
+    assert {"shifted", "large", "sparse"} <= set(families)
+    assert not {"empty", "ties"} & set(families)
 
 
 def test_out_of_range_values_may_be_kept_away_from_the_reference(subject: Callable[[str], Subject]) -> None:
