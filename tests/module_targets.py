@@ -56,6 +56,16 @@ class Norm(nn.Module):
         return self.norm(x)
 
 
+@forge_target(inputs=lambda: [torch.randn(8, 64), torch.randn(64, 64)])
+def product(x, w):
+    return x @ w
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64), torch.randn(64, 64)])
+def doubled_product(x, w):
+    return 2 * (x @ w)
+
+
 @forge_target(workloads={"short": lambda: [torch.randn(8, 64)], "long": lambda: [torch.randn(8, 600)]})
 def sums(x):
     return x.sum(-1)
@@ -177,12 +187,23 @@ void twice_into(torch::Tensor x, torch::Tensor y) {
   for (int64_t i = 0; i < x.numel(); ++i) b[i] = 2 * a[i];
 }
 torch::Tensor torch_twice(torch::Tensor x) { return x.mul(2).relu() - x.mul(-2).relu(); }
+static void scale(torch::Tensor x, double by) {
+  float* a = x.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) a[i] *= by;
+}
+torch::Tensor product(torch::Tensor x, torch::Tensor w, double before, double after) {
+  auto v = w.clone();
+  scale(v, before);
+  auto y = x.mm(v);
+  scale(y, after);
+  return y;
+}
 torch::Tensor called(py::object f, torch::Tensor x) { return py::cast<torch::Tensor>(f(x)); }
 """
 ext = load_inline(
     name="forge_test_ext",
     cpp_sources=[cpp_source],
-    functions=["rms_norm", "twice", "twice_into", "torch_twice", "called"],
+    functions=["rms_norm", "twice", "twice_into", "torch_twice", "product", "called"],
     extra_cflags=["-O2", "-fopenmp"],
     extra_ldflags=["-fopenmp"],
     verbose=False,

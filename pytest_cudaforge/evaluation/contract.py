@@ -16,6 +16,7 @@ __all__ = [
     "ROUNDING",
     "CallProfile",
     "compare_structure",
+    "computes",
     "is_library",
     "label_of",
     "label_of_call",
@@ -25,6 +26,7 @@ __all__ = [
 #: Kinds of mismatches that rounding may add up to.
 ROUNDING = frozenset({"values", "slice", "bias"})
 
+_COPIES = ("clone", "copy_", "contiguous", "_to_copy", "cat", "stack")
 #: ATen operators that a kernel may well leave to a library: products, convolutions, attention and copies.
 _LIBRARY_OPS = frozenset(
     [
@@ -75,12 +77,7 @@ _LIBRARY_OPS = frozenset(
         "_efficient_attention_forward",
         "_cudnn_attention_forward",
         "_scaled_dot_product_attention_math",
-        "clone",
-        "copy_",
-        "contiguous",
-        "_to_copy",
-        "cat",
-        "stack",
+        *_COPIES,
         "library",  # what an extension calls by itself
     ]
 )
@@ -259,7 +256,8 @@ class CallProfile:
     """What ran in some calls of a module: ns of its own functions, and (name, ns) of ATen operators by kind.
 
     ``host_ns`` is time in no operator and no function of its own, above what calling them takes. ``compiled``: it uses
-    torch.compile. ``kernels``: (name, ns, launches) of what ran on a GPU, the longest first.
+    torch.compile. ``kernels``: (name, ns, launches) of what ran on a GPU, the longest first. ``answered_by``: the
+    library's operator that gives the answer by itself, or "".
     """
 
     own_calls: int
@@ -268,6 +266,7 @@ class CallProfile:
     host_ns: int = 0
     compiled: bool = False
     kernels: tuple[tuple[str, int, int], ...] = ()
+    answered_by: str = ""
 
     @property
     def library(self) -> tuple[tuple[str, int], ...]:
@@ -295,7 +294,7 @@ def label_of_call(profile: CallProfile) -> Work:
         return "rewrite"
     if not profile.own_calls:
         return "rewrite" if general or not profile.library else "library"
-    if profile.own_share < _LIBRARY_SHARE:
+    if profile.answered_by or profile.own_share < _LIBRARY_SHARE:
         return "rewrite" if general > _MIXED_SHARE * profile.total_ns else "library"
     return "mixed" if general > _MIXED_SHARE * profile.total_ns else "kernel"
 
@@ -303,6 +302,11 @@ def label_of_call(profile: CallProfile) -> Work:
 def is_library(op: str) -> bool:
     """Whether an operator may well be left to a library: a product, a convolution, attention or a copy."""
     return _bare_name(op) in _LIBRARY_OPS
+
+
+def computes(op: str) -> bool:
+    """Whether it is a product, a convolution or attention."""
+    return is_library(op) and _bare_name(op) not in _COPIES
 
 
 def _bare_name(op: str) -> str:

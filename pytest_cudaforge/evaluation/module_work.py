@@ -24,10 +24,13 @@ from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.records import Status, Target, Work
+from pytest_cudaforge.runtime.gradients import is_backward
 
 __all__ = ["PROFILED_CALLS", "ModuleWork", "Workbench", "least_own"]
 
 PROFILED_CALLS = 3
+#: Values for which what goes on from an operator's answer shows (a clamp, a bend), where the reference takes them.
+_TELLING = ("large", "shifted")
 #: What own functions do instead of their work, and how the verdict says so.
 _SABOTAGES = {"raise": "raise an error", "garbage": "return garbage and write nothing"}
 
@@ -66,12 +69,30 @@ class Workbench:
     def seen(self) -> CallProfile:
         """What runs in :data:`PROFILED_CALLS` calls, by torch's profiler in a worker."""
         try:
-            with self._started("watch") as (worker, layout, _):
+            with self._started("watch") as (worker, layout, bench):
                 profile = worker.profile(layout.bindings(0), PROFILED_CALLS, timeout_s=10 * self._limit_s)
+                if profile.own_calls and profile.library:
+                    profile = replace(profile, answered_by=self._answered(worker, layout, bench))
         except (LaunchFailure, WorkerFailure) as error:
             raise self._refusal(error) from error
         # The child's words: who changes what it says can claim kernels, but none that nobody has built.
         return profile if self._workshop.has_own_code else replace(profile, own_calls=0, own_ns=0)
+
+    def _answered(self, worker: ModuleWorker, layout: CallLayout, bench: int) -> str:
+        """The library's operator that gives the answer by itself, whatever the values and weights: what goes on from
+        there may be nothing for some (a clamp). Nothing is known where weights stay as constructed."""
+        workload = self._product.workload.name
+        if self._workshop.kept or is_backward(workload):
+            return ""
+        families = self._oracle.families(self._target, workload)
+        found = ""
+        for family in ("drawn", *(name for name in _TELLING if name in families)):
+            case = TrialCase(secrets.randbits(62), family=family, weights_seed=secrets.randbits(62))
+            self._oracle.fill(bench, 0, case, 0)
+            found = worker.answering(layout.bindings(0), timeout_s=self._limit_s)
+            if not found:
+                break
+        return found
 
     def work(self) -> ModuleWork:
         """Profile a call, then prove that the candidate's own kernels make its answer."""
@@ -84,7 +105,8 @@ class Workbench:
             for text in itertools.compress(_SABOTAGES.values(), right):
                 detail = f"the answer is right as well where its own functions {text}: they do not make it"
                 return ModuleWork("rewrite", 0.0, detail)
-        return ModuleWork(found, profile.own_share, _described(profile))
+        share = 0.0 if profile.answered_by else profile.own_share
+        return ModuleWork(found, share, _described(profile))
 
     def _refusal(self, error: Exception) -> Refusal:
         status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME_ERROR
@@ -121,6 +143,8 @@ class Workbench:
 def _described(profile: CallProfile) -> str:
     if profile.compiled:
         return "it uses torch.compile"
+    if profile.answered_by:
+        return f"{profile.answered_by} gives the answer by itself: its own functions add nothing to it"
     others = sorted(profile.general, key=lambda pair: -pair[1])[:3]
     total = profile.total_ns
     if not others or not total:

@@ -133,8 +133,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     wherever it lies, bumped by little alone, since answers to the far ones hide much; deep is below what a maximum is
     often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
-    False, open such that are all True, absent fewer classes, runs the same one several times in a row, extremes bytes
-    at both ends of their range alone, whose products are the largest.
+    False, open such that are nowhere -inf, or all True, absent fewer classes, runs the same one several times in a row,
+    extremes bytes at both ends of their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in _LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()
@@ -175,7 +175,7 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return structure_of(*(torch.view_as_real(one.detach().resolve_conj()) for one in (first, second)))
     if first.dtype == torch.bool:
         mixed = all(bool(draw.any()) and not bool(draw.all()) for draw in (first, second))
-        return "mask" if mixed and first.dim() > 1 and not torch.equal(first, second) else "drawn"
+        return "mask" if mixed and first.dim() > 1 else "drawn"
     if not first.is_floating_point():
         if all(draw.dtype in _BYTES and len(draw.unique()) >= _MANY_BYTES for draw in (first, second)):  # type: ignore[no-untyped-call]
             return "bytes"
@@ -197,10 +197,12 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
 
 
 def _is_barred(a: Tensor, b: Tensor) -> bool:
-    """Are some elements of both draws -inf, others each time?"""
+    """Are some elements of both draws -inf, others each time, or is all of it the same (a mask)? Values that change
+    where others never do have a structure."""
     shut = [draw == -math.inf for draw in (a, b)]
     plain = not bool(torch.cat([a, b]).isnan().any() or (torch.cat([a, b]) == math.inf).any())
-    return plain and all(bool(some.any()) and not bool(some.all()) for some in shut) and not torch.equal(*shut)
+    mixed = plain and all(bool(some.any()) and not bool(some.all()) for some in shut)
+    return mixed and (torch.equal(a, b) or not torch.equal(*shut))
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -397,21 +399,27 @@ def _shut(drawn: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _open(drawn: Tensor, generator: torch.Generator) -> Tensor:
-    """A mask of which the first row, and a few others, are True throughout."""
-    changed = _with_rows(drawn, True, generator)
+    """A mask of which the first row, and a few others, are True throughout, or nowhere -inf."""
+    opened = drawn | True if drawn.dtype == torch.bool else drawn.masked_fill(drawn == -math.inf, 0.0)
+    changed = _with_rows(drawn, opened, generator)
     if changed is not drawn:
-        changed.view(-1, changed.shape[-1])[0] = True
+        changed.view(-1, changed.shape[-1])[0] = opened.view(-1, changed.shape[-1])[0]
     return changed
 
 
-def _with_rows(drawn: Tensor, value: float, generator: torch.Generator) -> Tensor:
-    """With a few rows of the last dimension that are ``value`` throughout; a vector stays as it was drawn."""
+def _with_rows(drawn: Tensor, value: float | Tensor, generator: torch.Generator) -> Tensor:
+    """With a few rows of the last dimension that are ``value`` throughout, or those of ``value``; a vector stays as it
+    was drawn."""
     if drawn.numel() in (0, drawn.shape[-1]) or not drawn.is_contiguous():
         return drawn
     changed = drawn.clone()
     rows = changed.view(-1, changed.shape[-1])
     order = torch.rand(len(rows), generator=generator, device=drawn.device).argsort()
-    rows.index_fill_(0, order[: max(1, len(rows) // _LACKING_SHARE)], value)
+    chosen = order[: max(1, len(rows) // _LACKING_SHARE)]
+    if isinstance(value, Tensor):
+        rows[chosen] = value.view(rows.shape)[chosen]
+    else:
+        rows.index_fill_(0, chosen, value)
     return changed
 
 
@@ -459,6 +467,7 @@ _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Ten
     ("barred", "shut"): _shut,
     ("mask", "shut"): _shut,
     ("mask", "open"): _open,
+    ("barred", "open"): _open,
     ("classes", "absent"): _absent,
     ("classes", "runs"): _in_runs,
     ("bytes", "extremes"): _extremes,

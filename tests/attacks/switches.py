@@ -280,6 +280,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
+    "masks": lambda patch: _undrawn_all(patch, "shut", "open"),
     "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours"),  # neighbours are repeats
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,

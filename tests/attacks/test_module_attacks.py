@@ -18,6 +18,7 @@ from pytest_cudaforge.evaluation import checks, module_building, runs, sitting, 
 from pytest_cudaforge.evaluation import evaluator as evaluator_module
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.module_work import Workbench
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.probes import Prober
@@ -853,6 +854,24 @@ def test_work_that_is_not_its_own_is_refused(strict: Evaluator, repo: Path, forw
 def test_the_honest_twin_of_all_of_them_passes(strict: Evaluator, repo: Path) -> None:
     evaluation = _verdict(strict, repo, model("return ext.twice(x)", extension=True))
     assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+
+
+def test_a_kernel_that_adds_nothing_to_a_library_is_none_and_its_twins_are(
+    strict: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its share of the time is like theirs: one that prepares what the library takes, or goes on from its answer."""
+    attack, first, last = (
+        model(f"return ext.product(x, args[1], {before}, {after})", extension=True)
+        for before, after in ((1, 1), (2, 1), (1, 2))
+    )
+    evaluation = _verdict(strict, repo, attack, "::product")
+    assert (evaluation.status, evaluation.work) == (Status.REJECTED, "library"), evaluation.reason
+    assert "aten::mm gives the answer by itself" in evaluation.reason
+    for twin in (first, last):
+        evaluation = _verdict(strict, repo, twin, "::doubled_product")
+        assert (evaluation.status, evaluation.work) == (Status.PASSED, "kernel"), evaluation.reason
+    monkeypatch.setattr(Workbench, "_answered", lambda *_: "")
+    assert _verdict(strict, repo, attack, "::product").status is Status.PASSED
 
 
 _LIAR = """

@@ -68,6 +68,14 @@ def pooled(x, mask):
     m = mask.float()
     return (x * m).sum(-1) / m.sum(-1).clamp(min=1.0)
 
+@forge_target(inputs=lambda: [torch.randn(48, 48), torch.ones(48, 48, dtype=torch.bool).tril()])
+def visible(x, mask):
+    return x.masked_fill(~mask, 0.0).sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(48, 48), torch.full((48, 48), float("-inf")).triu(1)])
+def attended(x, mask):
+    return torch.softmax(x + mask, -1).square().sum(-1)
+
 @forge_target(inputs=codes)
 def products(a, b):
     return (a.int()[:, None] * b.int()[None]).sum(-1).float()
@@ -97,12 +105,30 @@ _GIVEN = {
     "spelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
+    "visible": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
+    "attended": ("const float* x, const float* mask", "x, mask", "x.shape[:1]"),
     "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
     "length": ("const float* x", "x", "x.shape[:1]"),
     "doubled": ("const float* x", "x", "x.shape"),
     "clipped": ("const float* x", "x", "x.shape"),
     "weighted": ("const float* x", "x", "x.shape[:1]"),
 }
+_VISIBLE = """
+for (long long r = 0; r < rows; ++r) {
+  double s = 0;
+  for (long long c = 0; c < cols; ++c) s += SEEN ? x[r * cols + c] : 0.0f;
+  y[r] = (float)s;
+}
+"""
+_ATTENDED = """
+for (long long r = 0; r < rows; ++r) {
+  double m = -INFINITY, s = 0, q = 0;
+  for (long long c = 0; c < cols; ++c) m = std::fmax(m, (double)x[r * cols + c] + SEEN);
+  for (long long c = 0; c < cols; ++c) s += std::exp(x[r * cols + c] + SEEN - m);
+  for (long long c = 0; c < cols; ++c) q += std::pow(std::exp(x[r * cols + c] + SEEN - m) / s, 2);
+  y[r] = (float)q;
+}
+"""
 _ENTROPY = """
 for (long long i = 0; i < rows * cols; ++i) {
   const double p = x[i], at = std::fmax(std::log(p), -100.0), beside = LEAST(std::log1p(-p));
@@ -257,6 +283,15 @@ ATTACKS = {
         "low + (high - low) / (share < 0 ? 3 : 2)",
         "skewed",
     ),
+    "know a mask that is always the same": ("visible", _VISIBLE, "SEEN", "c <= r", "mask[r * cols + c]", "masks"),
+    "know what is always added": (
+        "attended",
+        _ATTENDED,
+        "SEEN",
+        "(c <= r ? 0.0 : -INFINITY)",
+        "(double)mask[r * cols + c]",
+        "masks",
+    ),
     "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
     "take a row for empty by three of its elements": (
         "length",
@@ -268,6 +303,16 @@ ATTACKS = {
     ),
     "take all rows for empty by the first one": ("length", _LENGTH, "SKIPPED", _FIRST_EMPTY, "false", "faint"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
+}
+
+
+#: How the verdict names what a switch leaves out, where that has another name.
+_SHOWN: dict[str, tuple[str, ...]] = {
+    "paged": ("",),
+    "neighbours": ("",),
+    "spiked": ("/spiked", "/bumped"),
+    "faint": ("/faint", "/small"),
+    "masks": ("/shut", "/open"),
 }
 
 
@@ -312,9 +357,7 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
 
     refused, passed = judged(attack), judged(twin)
     assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
-    shown = {"paged": ("",), "neighbours": ("",), "spiked": ("/spiked", "/bumped"), "faint": ("/faint", "/small")}.get(
-        family, (f"/{family}: ",)
-    )
+    shown = _SHOWN.get(family, (f"/{family}: ",))
     assert any(words in refused.reason for words in shown), refused.reason
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)

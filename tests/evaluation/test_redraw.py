@@ -530,6 +530,15 @@ def test_a_mask_that_something_else_may_follow_from_stays_as_drawn() -> None:
     assert found("mask", "barred") == {"mask": "drawn", "barred": "drawn"}
 
 
+def test_a_mask_that_is_always_the_same_is_a_mask() -> None:
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    added = torch.zeros(8, 8).masked_fill(~mask, float("-inf"))
+    assert structures_of({"0": mask}, {"0": mask.clone()}) == {"0": "mask"}
+    assert structures_of({"0": added}, {"0": added.clone()}) == {"0": "barred"}
+    assert structures_of({"0": mask, "1": added}, {"0": mask, "1": added}) == {"0": "drawn", "1": "drawn"}
+    assert structures_of({"0": mask | True}, {"0": mask | True}) == {"0": "drawn"}
+
+
 def test_rows_of_a_mask_and_of_scores_are_shut_as_a_whole() -> None:
     generator = torch.Generator().manual_seed(1)
     mask = torch.rand(16, 24, generator=generator) < 0.5
@@ -537,6 +546,8 @@ def test_rows_of_a_mask_and_of_scores_are_shut_as_a_whole() -> None:
     assert bool((~shut).all(-1).any()) and not bool((~shut).all()) and bool(opened[0].all()) and not bool(opened.all())
     scores = torch.randn(16, 24).masked_fill(mask, float("-inf"))
     assert bool((redraw("shut", scores, "barred", generator) == float("-inf")).all(-1).any())
+    bare = redraw("open", scores, "barred", generator)
+    assert bool(bare[0].isfinite().all()) and bool(bare.isinf().any()) and torch.equal(bare[~mask], scores[~mask])
     assert redraw("shut", mask[0], "mask", generator) is mask[0] or torch.equal(
         redraw("shut", mask[0], "mask", generator), mask[0]
     )

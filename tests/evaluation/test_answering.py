@@ -1,0 +1,47 @@
+"""Which operator gives an answer by itself, from what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from pytest_cudaforge.evaluation.answering import answering  # noqa: E402
+
+Made = Callable[[Tensor, Tensor], Tensor]
+
+
+def _found(make: Made, **outputs: Tensor) -> str:
+    generator = torch.Generator().manual_seed(1)
+    x, w = (torch.randn(16, 16, generator=generator) for _ in range(2))
+    return answering(lambda: {"out": make(x, w), **outputs}, [x, w])
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x, w: x @ w, "aten::mm"),
+        (lambda x, w: (x @ w).mul_(1.0), "aten::mm"),  # in place
+        (lambda x, w: (x.clone() @ w.t()) * (1 + 1e-7), "aten::mm"),
+        (lambda x, w: (x[None] @ w[None])[0], "aten::bmm"),
+        (lambda x, w: torch.nn.functional.conv2d(x[None, None], w[None, None, :3, :3]), "aten::convolution"),
+        (lambda x, w: (x @ w).relu(), ""),
+        (lambda x, w: x @ (w * 2), ""),  # prepared
+        (lambda x, w: (x @ w) * 1.001, ""),
+        (lambda x, w: x.clone(), ""),  # a copy is no computation
+        (lambda x, w: (x @ w).sum(), ""),
+        (lambda x, w: x / 0.0 * 0.0 @ w, ""),
+    ],
+)
+def test_an_operator_on_what_was_given_is_found_and_nothing_else(make: Made, name: str) -> None:
+    assert _found(make) == name
+
+
+def test_all_answers_have_to_be_an_operators() -> None:
+    other = torch.randn(16)
+    assert _found(lambda x, w: x @ w, other=other) == ""
+    assert _found(lambda x, w: x @ w, other=torch.arange(4)) == "aten::mm"
