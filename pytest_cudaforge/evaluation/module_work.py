@@ -22,6 +22,7 @@ from pytest_cudaforge.evaluation.module_building import Workshop
 from pytest_cudaforge.evaluation.module_plan import judged_plan
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
+from pytest_cudaforge.evaluation.plan_work import TELLING
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.records import Status, Target, Work
 from pytest_cudaforge.runtime.gradients import is_backward
@@ -29,8 +30,6 @@ from pytest_cudaforge.runtime.gradients import is_backward
 __all__ = ["PROFILED_CALLS", "ModuleWork", "Workbench", "least_own"]
 
 PROFILED_CALLS = 3
-#: Values for which what goes on from an operator's answer shows (a clamp, a bend), where the reference takes them.
-_TELLING = ("large", "shifted")
 #: What own functions do instead of their work, and how the verdict says so.
 _SABOTAGES = {"raise": "raise an error", "garbage": "return garbage and write nothing"}
 
@@ -86,7 +85,7 @@ class Workbench:
             return ""
         families = self._oracle.families(self._target, workload)
         found = ""
-        for family in ("drawn", *(name for name in _TELLING if name in families)):
+        for family in ("drawn", *(name for name in TELLING if name in families)):
             case = TrialCase(secrets.randbits(62), family=family, weights_seed=secrets.randbits(62))
             self._oracle.fill(bench, 0, case, 0)
             found = worker.answering(layout.bindings(0), timeout_s=self._limit_s)

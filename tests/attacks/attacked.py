@@ -22,6 +22,16 @@ def waves(x):
     return torch.sin(x) * torch.exp(-x * x)
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 48), torch.randn(48, 48)])
+def product(x, w):
+    return x @ w
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 48), torch.randn(48, 48)])
+def doubled_product(x, w):
+    return 2 * (x @ w)
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 48)])
 def softmax(x):
     return torch.softmax(x, -1)

@@ -27,6 +27,7 @@ from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import TrialCase
+from pytest_cudaforge.evaluation.plan_work import PlanWork
 from pytest_cudaforge.evaluation.sandbox import Defences
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.languages import Unit, cpp
@@ -332,3 +333,40 @@ def test_library_work_passes_only_where_it_is_allowed(
     evaluation = evaluator.evaluate(candidate, find(repo, "softmax"), timing=False)
     assert evaluation.passed is allowed, evaluation.reason
     assert evaluation.work == "rewrite"
+
+
+_BESIDE_A_LIBRARY = """
+from pytest_cudaforge.plan import empty, launch, op
+
+def plan(x, w):
+    v = empty(w.shape, w.dtype)
+    launch("scale", args=(w, v, w.numel(), BEFORE))
+    z = op("aten.mm", x, USED)
+    y = empty(z.shape, z.dtype)
+    launch("scale", args=(z, y, z.numel(), AFTER))
+    return y
+"""
+_SCALE = """
+extern "C" void scale(const float* x, float* y, long long n, float by) {
+  for (long long i = 0; i < n; ++i) y[i] = by * x[i];
+}
+"""
+
+
+def test_a_launch_that_adds_nothing_to_a_library_is_none_and_its_twins_are(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that prepares what the library takes, or goes on from its answer."""
+
+    def judged(target: str, used: str, before: float, after: float) -> Evaluation:
+        plan = _BESIDE_A_LIBRARY.replace("BEFORE", str(before)).replace("AFTER", str(after)).replace("USED", used)
+        candidate = Candidate.of("cpp", {"kernel.cpp": _SCALE, "plan.py": plan})
+        return evaluator.evaluate(candidate, find(repo, target), timing=False)
+
+    attack = judged("product", "w", 1.0, 1.0)
+    assert (attack.status, attack.work) == (Status.REJECTED, "library"), attack.reason
+    assert "aten.mm gives the answer by itself" in attack.reason
+    for twin in (judged("doubled_product", "w", 1.0, 2.0), judged("doubled_product", "v", 2.0, 1.0)):
+        assert (twin.status, twin.work) == (Status.PASSED, "kernel"), twin.reason
+    monkeypatch.setattr(PlanWork, "answered_by", lambda *_: "")
+    assert judged("product", "w", 1.0, 1.0).status is Status.PASSED
