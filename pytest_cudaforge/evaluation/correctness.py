@@ -237,7 +237,7 @@ def _judge_floating(
     rows = _rows_of(candidate)
     c, r, o = (t.reshape(rows) for t in (candidate, reference, oracle))
     spread = [t.reshape(rows) for t in others]
-    nonfinite = _judge_nonfinite(path, c, r, spread, shape, dtype)
+    nonfinite = _judge_nonfinite(path, c, r, o, spread, shape, dtype)
     sums, fills = _without_fills(c, r, o, limits)
     for other in spread:
         _widen_by(sums, _accumulate(other, r, o, limits, fills))
@@ -536,13 +536,14 @@ def _destroyed(path: str, sums: _Sums, rows: tuple[int, int], ratio: float, boun
 
 
 def _judge_nonfinite(
-    path: str, c: Tensor, r: Tensor, spread: Sequence[Tensor], shape: tuple[int, ...], dtype: str
+    path: str, c: Tensor, r: Tensor, o: Tensor, spread: Sequence[Tensor], shape: tuple[int, ...], dtype: str
 ) -> tuple[Mismatch, ...]:
     import torch
 
     if math.isfinite(_largest_of(c)) and math.isfinite(_largest_of(r)):
         return ()
-    edge = 0.98 * float(torch.finfo(getattr(torch, _real_dtype(dtype))).max)
+    most = float(torch.finfo(getattr(torch, _real_dtype(dtype))).max)
+    edge = 0.98 * most
     for start, cb, rb, _ in _blocks(c, r, r):
         wrong = _other_mask(cb, rb)
         for other in spread:
@@ -551,7 +552,10 @@ def _judge_nonfinite(
             continue
         # At the edge of the range a rounding decides between the largest number and infinity.
         near = cb.isinf() & (rb.abs() >= edge) & (cb.sign() == rb.sign())
-        near |= rb.isinf() & cb.isfinite() & (cb.abs() >= edge) & (cb.sign() == rb.sign())
+        # Far beyond it nothing is left to rounding: who stops at the largest number is wrong.
+        exact = o[start : start + len(cb)].to(torch.float64)
+        far = exact.isfinite() & (exact.abs() > most / 0.98)
+        near |= rb.isinf() & cb.isfinite() & (cb.abs() >= edge) & (cb.sign() == rb.sign()) & ~far
         wrong &= ~(near & ~rb.isnan() & ~cb.isnan())
         count = int(wrong.sum())
         if not count:

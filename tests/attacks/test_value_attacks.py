@@ -76,6 +76,10 @@ def visible(x, mask):
 def attended(x, mask):
     return torch.softmax(x + mask, -1).square().sum(-1)
 
+@forge_target(inputs=lambda: [torch.randn(64, 48).half()])
+def squared(x):
+    return x.square()
+
 @forge_target(inputs=codes)
 def products(a, b):
     return (a.int()[:, None] * b.int()[None]).sum(-1).float()
@@ -105,6 +109,7 @@ _GIVEN = {
     "spelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
+    "squared": ("const _Float16* x", "x", "x.shape"),
     "visible": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "attended": ("const float* x, const float* mask", "x, mask", "x.shape[:1]"),
     "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
@@ -113,6 +118,12 @@ _GIVEN = {
     "clipped": ("const float* x", "x", "x.shape"),
     "weighted": ("const float* x", "x", "x.shape[:1]"),
 }
+_SQUARED = """
+for (long long i = 0; i < rows * cols; ++i) {
+  const float v = (float)x[i] * (float)x[i];
+  y[i] = (_Float16)(CUT);
+}
+"""
 _VISIBLE = """
 for (long long r = 0; r < rows; ++r) {
   double s = 0;
@@ -283,6 +294,7 @@ ATTACKS = {
         "low + (high - low) / (share < 0 ? 3 : 2)",
         "skewed",
     ),
+    "stop at the largest number of fp16": ("squared", _SQUARED, "CUT", "std::fmin(v, 65504.0f)", "v", "peaks"),
     "know a mask that is always the same": ("visible", _VISIBLE, "SEEN", "c <= r", "mask[r * cols + c]", "masks"),
     "know what is always added": (
         "attended",
@@ -306,6 +318,7 @@ ATTACKS = {
 }
 
 
+_RESULTS = {"located": ("long long*", "int64"), "squared": ("_Float16*", "float16")}
 #: How the verdict names what a switch leaves out, where that has another name.
 _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
@@ -318,7 +331,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
 
 def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     parameters, arguments, shape = _GIVEN[target]
-    result, dtype = ("long long*", "int64") if target == "located" else ("float*", "float32")
+    result, dtype = _RESULTS.get(target, ("float*", "float32"))
     least = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n"
     least += "static double least(double x) { return std::fmax(x, -100.0); }\n"
     head = (

@@ -409,6 +409,15 @@ def test_fp16_may_round_either_way_at_the_edge_of_its_range() -> None:
     assert _judge(-candidate, reference, oracle, 1).mismatches
 
 
+def test_far_beyond_its_range_fp16_is_infinite() -> None:
+    reference = torch.tensor([[math.inf, -math.inf, 1.0]], dtype=torch.float16)
+    candidate = torch.tensor([[65504.0, -65504.0, 1.0]], dtype=torch.float16)
+    for size, mismatched in ((65519.0, False), (1e6, True), (math.inf, False)):  # of that nobody knows
+        oracle = torch.tensor([[size, -size, 1.0]], dtype=torch.float64)
+        assert bool(_judge(candidate, reference, oracle, 1).mismatches) is mismatched
+        assert not _judge(reference, reference, oracle, 1).mismatches
+
+
 def test_integers_and_booleans_are_bitwise_equal() -> None:
     reference = torch.arange(10)
     wrong = reference.clone()
