@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 from pathlib import Path
 
@@ -74,9 +73,7 @@ def test_calls_of_about_the_drawn_size_are_tried_however_much_they_take(
     names = [name for name, _ in oracle.do_variants(target, "default")]
     # 64 MiB of answers each; the others were stopped at one.
     assert {"strided", "strided expanded"} & set(names) and any(name.startswith("size 4096 -> ") for name in names)
-    # What a thousand rows take may still lie about in the heap, from tests before this one.
-    assert max([int(rows) for name in names for rows in re.findall("^tall 4096 -> ([0-9]+)", name)], default=0) < 4096
-    assert [name for name in names if variants.grows_far(name) and name.startswith("size 4096")] == []
+    assert [name for name in names if variants.grows_far(name) and name.startswith(("size 4096", "tall 4096"))] == []
 
 
 def test_what_a_container_leaves(tmp_path: Path) -> None:
