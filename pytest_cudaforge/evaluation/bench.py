@@ -66,8 +66,6 @@ SPREAD_RUNS = 4
 _WEIGHT = "state/"
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
-#: Elements of an answer that are changed where it lies.
-_SMUDGED = 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
 #: Values of the calls before a later one; how long these may take, where there are enough of them and where not; how
@@ -665,8 +663,8 @@ class Bench:
             return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
         return self.check(frame, outputs)
 
-    def smudge(self, outputs: Mapping[str, Any], seed: int) -> None:
-        """Invert the bits of a few elements of each output where it lies: a call has to write all of them again."""
+    def smudge(self, outputs: Mapping[str, Any], seed: int, count: int) -> None:
+        """Invert the bits of ``count`` elements of each output where it lies: a call has to write all of them again."""
         chance = random.Random(seed)
         for region, spec, shift in (leaf for leaf in outputs.values() if isinstance(leaf, list)):
             if "/out/" not in region:
@@ -674,7 +672,7 @@ class Bench:
             where = TensorSpec(tuple(spec[0]), spec[1], tuple(spec[2]))
             if not math.prod(where.shape):
                 continue
-            for _ in range(_SMUDGED):
+            for _ in range(count):
                 at = sum(chance.randrange(n) * step for n, step in zip(where.shape, where.strides, strict=True))
                 begin = self.regions[region][0] + shift + at * where.itemsize_bytes
                 self.bytes[begin : begin + where.itemsize_bytes].bitwise_not_()

@@ -482,9 +482,9 @@ class OracleClient:
         check: Check = from_json(Check, self.request("recheck", bench=bench, frame=frame, outputs=outputs))
         return check
 
-    def smudge(self, bench: int, frame: int, outputs: Mapping[str, Any], seed: int) -> None:
-        """Change a few elements of the answers that lie in ``frame``, as a caller does that writes into them."""
-        self.request("smudge", bench=bench, frame=frame, outputs=outputs, seed=seed)
+    def smudge(self, bench: int, frame: int, outputs: Mapping[str, Any], seed: int, count: int) -> None:
+        """Change ``count`` elements of each answer that lies in ``frame``, as a caller does that writes into it."""
+        self.request("smudge", bench=bench, frame=frame, outputs=outputs, seed=seed, count=count)
 
     def close_bench(self, bench: int) -> None:
         """Give the arena back; nothing where the child that held it is gone."""

@@ -359,8 +359,8 @@ class _Oracle:
     def do_recheck(self, bench: int, frame: int, outputs: Any) -> Any:
         return to_json(self.benches[bench].recheck(frame, outputs))
 
-    def do_smudge(self, bench: int, frame: int, outputs: Any, seed: int) -> Any:
-        self.benches[bench].smudge(outputs, seed)
+    def do_smudge(self, bench: int, frame: int, outputs: Any, seed: int, count: int) -> Any:
+        self.benches[bench].smudge(outputs, seed, count)
 
     def do_close(self, bench: int) -> Any:
         if bench in self.benches:

@@ -41,6 +41,8 @@ __all__ = ["AGED_CALLS", "Findings", "Run", "Setting"]
 #: long, and ten times the time is given) and at most.
 _REPEATS, _IN_A_ROW = (16, 32), 4
 _REPEATS_S = 0.15
+#: Elements of an answer that are changed where it lies, before the first rounds of such calls.
+_SMUDGED = (24, 1, 1)
 #: ... of a C++ plan: so many, for so long, whose answers are compared with each other before the oracle judges one.
 _COMPARED, _COMPARED_S = 256, 0.005
 #: Bursts in which values change, as long as they take no longer than this together.
@@ -233,9 +235,11 @@ class Run:
         """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told."""
         oracle, began = self.oracle, time.monotonic()
         leaves = output_leaves(self.product.traced.main, self.layout, trial.frame)
-        # A caller may have written into the answer: who finds most of it there may not leave the rest.
-        oracle.smudge(self.bench, trial.frame, leaves, secrets.randbits(62))
         for done in range(1, _REPEATS[1] + 1):
+            # A caller may have written into the answer: who finds most of it there may not leave the rest. Who looks at
+            # some of it sees one of a few elements now and then, and one alone hardly ever.
+            for count in _SMUDGED[done - 1 : done]:
+                oracle.smudge(self.bench, trial.frame, leaves, secrets.randbits(62), count)
             leaves = output_leaves(self._call_in_a_row(trial.frame), self.layout, trial.frame)
             check = oracle.recheck(self.bench, trial.frame, leaves)
             if check.mismatches:
