@@ -11,7 +11,6 @@ import math
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure
 from pytest_cudaforge.evaluation.building import Product
@@ -19,7 +18,7 @@ from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_le
 from pytest_cudaforge.evaluation.contract import computes
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.worker import Worker
-from pytest_cudaforge.plan import Buffer, LaunchPlan, TensorSpec, TracedPlan, View
+from pytest_cudaforge.plan import Buffer, LaunchPlan, TensorSpec, TracedPlan, View, views_in
 from pytest_cudaforge.records import Target
 
 __all__ = ["TELLING", "PlanWork"]
@@ -76,7 +75,7 @@ def _alone(plan: LaunchPlan) -> Iterator[tuple[str, LaunchPlan]]:
     (answer,) = outputs
     strides = tuple(math.prod(answer.shape[at + 1 :]) for at in range(len(answer.shape)))
     for call in plan.library_calls:
-        taken = list(_views((call.args, [value for _, value in call.kwargs])))
+        taken = list(views_in((call.args, [value for _, value in call.kwargs])))
         if (
             not computes(call.op)
             or len(call.outputs) != 1
@@ -95,11 +94,3 @@ def _nothing(buffer: Buffer) -> Buffer:
     """What nobody uses takes no place: of what was not given, none is laid out."""
     empty = TensorSpec((0,), buffer.spec.dtype, (1,))
     return buffer if buffer.role in _GIVEN else Buffer("scratch", empty)
-
-
-def _views(value: Any) -> Iterator[View]:
-    if isinstance(value, View):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _views(item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_cudaforge.evaluation.cases import CallLayout
 from pytest_cudaforge.evaluation.sandbox import Defences, child_environment
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.languages.cubin import same_code
-from pytest_cudaforge.plan import LaunchPlan, LibraryCall, TensorSpec, View
+from pytest_cudaforge.plan import LaunchPlan, LibraryCall, TensorSpec, views_in
 
 __all__ = ["Buffers", "buffers_of", "outcome_of", "replay_environment", "with_lines"]
 
@@ -69,16 +69,8 @@ def _library_written(launches: LaunchPlan) -> set[int]:
     for step in launches.steps:
         if isinstance(step, LibraryCall):
             found.update(step.outputs)
-            found.update(view.buffer for _, value in step.kwargs for view in _views(value))
+            found.update(view.buffer for _, value in step.kwargs for view in views_in(value))
     return found
-
-
-def _views(value: Any) -> Iterator[View]:
-    if isinstance(value, View):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _views(item)
 
 
 def _fill_of(spec: TensorSpec) -> int:
