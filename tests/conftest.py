@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -10,6 +11,13 @@ from quietness import Quietness
 pytest_plugins = "pytester"
 
 _QUIETNESS = pytest.StashKey[Quietness]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Workers share the cores: a team of torch's in each of them would wait for a core more than it computes."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(session.config, "workerinput"):
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(wrapper=True)

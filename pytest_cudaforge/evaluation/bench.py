@@ -396,8 +396,9 @@ class Bench:
         """Other values for the frame's inputs, to be written by others: (offset in the arena, bytes) of what differs.
 
         A few elements of each input that may be redrawn have changed places; all values are drawn anew where
-        ``renewed``, or where no input may. Nothing of the arena changes here, and nothing at all where that would be
-        megabytes: they take so long to write that it is a pause, which others look at.
+        ``renewed``, or where no input may, and what forward writes has to be written whole. Nothing of the arena
+        changes here, and nothing at all where that would be megabytes: they take so long to write that it is a pause,
+        which others look at. No answer can then be expected of a call that finds what those before it wrote.
         """
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its values are to change"

@@ -379,8 +379,9 @@ class Run:
             self.worker.run_together(here, there, calls, endless=endless, timeout_s=4 * limit_s)
         return self._after_row(workload, trial, calls, _AT_ONCE)
 
-    def changed(self, workload: str, trial: Trial) -> CaseResult:
-        """Bursts of calls in one frame or all of them, whose values change before the last call in each."""
+    def changed(self, workload: str, trial: Trial, *, writes_inputs: bool = False) -> CaseResult:
+        """Bursts of calls in one frame or all of them, whose values change before the last call in each. Where forward
+        ``writes_inputs`` too large to be written between two calls, nothing could be expected of the last one."""
         chance, frames = secrets.SystemRandom(), list(range(len(self.layout.main)))
         for frame in frames:
             case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
@@ -390,7 +391,9 @@ class Run:
         call_ns = self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) / 2
         for burst in range(_BURSTS):
             visited = chance.sample(frames, len(frames) if burst % 2 == 0 else 1)
-            self._burst(visited, drawn_calls(chance, len(visited), call_ns), renewed=burst == 0)
+            changes = self._burst(visited, drawn_calls(chance, len(visited), call_ns), renewed=burst == 0)
+            if writes_inputs and not all(changes):
+                break
             check = self._judged(visited)
             if wrong := [m for m in check.mismatches if not _is_written_state(m)]:
                 told = tuple(replace(m, detail=f"{_BETWEEN_CALLS}: {m.detail}") for m in wrong[:8])
@@ -399,11 +402,13 @@ class Run:
                 break
         return CaseResult(workload, trial.name, True, True, None, None, ())
 
-    def _burst(self, visited: Sequence[int], calls: int, *, renewed: bool) -> None:
+    def _burst(self, visited: Sequence[int], calls: int, *, renewed: bool) -> list[int]:
+        """How many pieces of each frame changed."""
         stage, seeds = self.oracle.stage, [secrets.randbits(62) for _ in visited]
         pieces = {at: stage(self.bench, frame, seeds[at], renewed=renewed) for at, frame in enumerate(visited)}
         sets = [self._bindings(frame) for frame in visited]
         changed_burst(self.worker, sets, calls, pieces, slot=self.slot, timeout_s=self.hang_limit_s)
+        return [len(found) for found in pieces.values()]
 
     def _judged(self, frames: Sequence[int]) -> Check:
         """What calls left in the frames: the first wrong answer, or the last right one."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,18 @@ def _in_the_pool(change: Callable[[], None]) -> None:
         library.GOMP_parallel(body, None, ctypes.c_uint(2), ctypes.c_uint(0))
 
 
+@pytest.fixture
+def team() -> Iterator[None]:
+    """OpenMP has two threads at least; a worker of a run of tests has one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(2, before))
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush denormals")
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="OpenMP has no other threads here")
-def test_denormals_as_zeros_in_other_threads() -> None:
+def test_denormals_as_zeros_in_other_threads(team: None) -> None:
     if not list(settings._openmp_libraries()):
         pytest.skip("torch brings no GNU OpenMP runtime here")
 
