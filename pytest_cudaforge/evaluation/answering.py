@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_cudaforge.evaluation.contract import computes
+from pytest_cudaforge.evaluation.contract import computes, is_torchs
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = ["answering"]
@@ -50,10 +50,10 @@ class _Library(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: list[tuple[str, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
+        name = f"{func.namespace}::{func.overloadpacket.__name__}"
         taken = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)]
         plain = (
-            func.namespace == "aten"
+            is_torchs(name)
             and computes(name)
             and len(self.found) < _MOST
             and taken
@@ -62,7 +62,7 @@ class _Library(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         first = result[0] if isinstance(result, (tuple, list)) and result else result
         if plain and isinstance(first, Tensor) and first.is_floating_point():
-            self.found.append((f"aten::{name}", first.detach().clone()))
+            self.found.append((name, first.detach().clone()))
         return result
 
     def _was_given(self, tensor: Tensor) -> bool:

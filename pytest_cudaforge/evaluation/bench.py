@@ -44,6 +44,7 @@ from pytest_cudaforge.evaluation.redraw import (
     exchangeable,
     exchanged,
     exchanged_integers,
+    exchanged_mask,
     nudged_values,
     unravelled,
 )
@@ -352,9 +353,10 @@ class Bench:
         self._synchronise()
 
     def exchange(self, frame: int, seed: int, *, alone: str = "", nudged: bool = False) -> None:
-        """A few elements of each parameter, and of each input that may be redrawn or holds integers in no order, change
-        places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and outputs keep
-        what the last call left. ``alone``: two of one "weight" or "input"; ``nudged``: all of them move a little."""
+        """A few elements of each parameter, and of each input that may be redrawn, is a mask or holds integers in no
+        order, change places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and
+        outputs keep what the last call left. ``alone``: two of one "weight" or "input"; ``nudged``: all of them move a
+        little."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
@@ -368,6 +370,8 @@ class Bench:
         def changed(path: str, leaf: Any) -> Any:
             if nudged:
                 return nudged_values(leaf, generator) if path in free else leaf
+            if chosen is None and structures.get(path) == "mask":
+                return exchanged_mask(leaf, generator)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 
         target.inputs = {path: changed(path, leaf) for path, leaf in target.inputs.items()}

@@ -18,6 +18,7 @@ __all__ = [
     "compare_structure",
     "computes",
     "is_library",
+    "is_torchs",
     "label_of",
     "label_of_call",
     "status_of",
@@ -80,6 +81,10 @@ _LIBRARY_OPS = frozenset(
         *_COPIES,
         "library",  # what an extension calls by itself
     ]
+)
+#: Namespaces of operators that torch keeps for libraries' products and convolutions, fused or quantised.
+_LIBRARY_NAMESPACES = frozenset(
+    ["mkldnn", "mkl", "onednn", "quantized", "_quantized", "fbgemm", "mkldnn_prepacked", "prepacked", "xnnpack"]
 )
 #: Own kernels below this share of the time make a library's work; other operators above the second make it mixed.
 _LIBRARY_SHARE = 0.05
@@ -275,8 +280,8 @@ class CallProfile:
     @property
     def general(self) -> tuple[tuple[str, int], ...]:
         host = (("host code outside torch", self.host_ns),) if self.host_ns else ()
-        free = _FREE_OPS | _LIBRARY_OPS
-        return (*((name, ns) for name, ns in self.operators if _bare_name(name) not in free), *host)
+        others = ((n, ns) for n, ns in self.operators if _bare_name(n) not in _FREE_OPS and not is_library(n))
+        return (*others, *host)
 
     @property
     def total_ns(self) -> int:
@@ -301,12 +306,21 @@ def label_of_call(profile: CallProfile) -> Work:
 
 def is_library(op: str) -> bool:
     """Whether an operator may well be left to a library: a product, a convolution, attention or a copy."""
-    return _bare_name(op) in _LIBRARY_OPS
+    return _bare_name(op) in _LIBRARY_OPS or _namespace(op) in _LIBRARY_NAMESPACES
+
+
+def is_torchs(op: str) -> bool:
+    """Whether an operator, by its whole name, is one that torch brings along: ATen's, or a library's."""
+    return op.startswith("aten::") or ("::" in op and _namespace(op) in _LIBRARY_NAMESPACES)
 
 
 def computes(op: str) -> bool:
     """Whether it is a product, a convolution or attention."""
     return is_library(op) and _bare_name(op) not in _COPIES
+
+
+def _namespace(op: str) -> str:
+    return op.replace("::", ".").partition(".")[0]
 
 
 def _bare_name(op: str) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerProtocol
-from pytest_cudaforge.evaluation.contract import ONE_NUMBER, is_library
+from pytest_cudaforge.evaluation.contract import ONE_NUMBER, is_library, is_torchs
 from pytest_cudaforge.languages.extension import ExtensionRequest, request_from_text, request_to_text
 
 __all__ = ["MAX_EXTENSIONS", "NEVER", "ExtensionRequest", "NeedsBuild", "decode_request", "install", "missing"]
@@ -585,7 +585,7 @@ def _waited_ns(profile: Any) -> float:
     threads = {event.thread for event in events}
     if not own or len(threads) < 2:
         return 0.0
-    elsewhere = [event for event in events if event.name.startswith("aten::")]
+    elsewhere = [event for event in events if is_torchs(event.name)]
     waited_us: float = sum(
         max(0.0, min(one.time_range.end, other.time_range.end) - max(one.time_range.start, other.time_range.start))
         for one in own
@@ -671,7 +671,7 @@ def _summary(profile: Any, thread_ns: int, cuda: bool) -> dict[str, Any]:
         if event.key.startswith(_OWN) or is_own_operator(event.key):
             own_ns += ns
             own_calls += 0 if event.key.startswith(_OWN) else event.count
-        elif event.key.startswith("aten::"):
+        elif is_torchs(event.key):
             name = ONE_NUMBER if _changes_one_number(event) else event.key
             operators[name] = operators.get(name, 0.0) + ns
     for name, parent, ns in _biases(profile, on_gpu):

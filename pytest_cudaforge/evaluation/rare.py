@@ -1,16 +1,17 @@
-"""Integers that the user's function draws now and then: the ends of their range, and two that are alike in one row, or
-side by side.
+"""Integers that the user's function draws now and then: the ends of their range, those that the target names, two that
+are alike in one row, or side by side; and the largest and the least of all draws at once.
 
-A length that is the largest of all, the first line of a table, a place that two rows add to: one draw of a few hardly
-shows them, and users meet them sooner or later. So many draws are looked at, and what was seen in one of them is put
-into another where it stood. Where one tensor's integers may follow from another's, or from a mask, such a draw is taken
-as it is. Nothing is put anywhere that was never drawn. In the oracle's process only.
+A length that is the largest of all, the first line of a table, a place that two rows add to, a token that pads, sizes
+that come to more than 32 bits: one draw of a few hardly shows them, and users meet them sooner or later. So many draws
+are looked at, and what was seen in one of them is put into another where it stood. Where one tensor's integers may
+follow from another's, or from a mask, such a draw is taken as it is. Nothing is put anywhere that was never drawn, but
+for numbers that the target names, which lie within what was. In the oracle's process only.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cudaforge.evaluation.redraw import INTEGERS
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["RARE", "RARE_DRAWS", "OverwritingMode", "Rare", "RareDraws", "rare_draws_of", "rarities_of"]
+__all__ = [
+    "RARE",
+    "RARE_DRAWS",
+    "OverwritingMode",
+    "Rare",
+    "RareDraws",
+    "named_integers",
+    "rare_draws_of",
+    "rarities_of",
+]
 
 #: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice; neighbours: side
-#: by side (two letters that are one sound, a page that is loaded again).
-RARE = ("ends", "repeats", "neighbours")
+#: by side (two letters that are one sound, a page that is loaded again). named: an integer that the target knows by
+#: name (what pads, what is ignored). highest, lowest: at each place the most or the least that any draw had there, so
+#: that sums are as large as they come, and many numbers alike.
+RARE = ("ends", "repeats", "neighbours", "named", "highest", "lowest")
 #: Rare draws that are taken as they are, as many kinds at most.
 RARE_DRAWS = tuple(f"rare {number}" for number in range(1, 7))
 #: So many numbers of a draw are looked at, at most, and so many of all draws; and so many repeats are kept.
 _MOST_NUMBERS, _MOST_IN_ALL, _MOST_REPEATS = 1 << 16, 1 << 21, 64
+#: So many integers that a target names are looked for.
+_MOST_NAMED = 32
 #: What most draws show anyway is not rare.
 _USUAL = 0.5
 #: Operators that leave undefined which of two values stays where both are written to one place.
@@ -42,7 +56,8 @@ _OVERWRITING = frozenset(
 class Rare:
     """What draws of the integers at ``path``, of ``shape``, showed now and then.
 
-    ``least`` and ``most``: (number, where it stood); ``repeats`` and ``neighbours``: (number, both of its places).
+    ``least`` and ``most``: (number, where it stood); ``repeats`` and ``neighbours``: (number, both of its places);
+    ``named``: (number, places where both less and more stood); ``extremes``: the most and the least at each place.
     Places count flat.
     """
 
@@ -53,6 +68,9 @@ class Rare:
     repeats: tuple[tuple[int, int, int], ...]
     neighbours: tuple[tuple[int, int, int], ...]
     kinds: tuple[str, ...]
+    named: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    #: Flat, on the CPU; None where no number may stand twice in a row.
+    extremes: tuple[Tensor, Tensor] | None = None
 
     def put(self, kind: str, leaves: dict[str, Any], generator: torch.Generator) -> None:
         """Into a call's leaves, which stay as they are in a variant of another shape. ``generator``: on the CPU."""
@@ -64,6 +82,13 @@ class Rare:
             for number, place in (self.least, self.most):
                 if not bool((flat == number).any()):  # where each number is there once it stays so
                     flat[place] = number
+        elif kind == "named":
+            for number, places in self.named:
+                if not bool((flat == number).any()):
+                    flat[places[int(torch.randint(len(places), (), generator=generator))]] = number
+        elif kind in ("highest", "lowest"):
+            assert self.extremes is not None
+            flat.copy_(self.extremes[kind == "lowest"])
         else:
             pairs = self.repeats if kind == "repeats" else self.neighbours
             chosen = torch.randperm(len(pairs), generator=generator)[: max(1, len(pairs) // 2)]
@@ -84,9 +109,9 @@ class RareDraws:
         return self.what.startswith("repeats")
 
 
-def rare_draws_of(draws: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, RareDraws]:
+def rare_draws_of(draws: Iterable[tuple[int, Mapping[str, Any]]], named: Collection[int] = ()) -> dict[str, RareDraws]:
     """By the name of a family, seeds of draws that show something rare about one of several tensors of integers, or of
-    one beside a mask. ``draws``: (seed, a call's leaves)."""
+    one beside a mask. ``draws``: (seed, a call's leaves); ``named``: integers that the target names."""
     seeds: list[int] = []
     drawn: dict[str, list[Tensor]] = {}
     for seed, leaves in draws:
@@ -99,17 +124,20 @@ def rare_draws_of(draws: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, R
             drawn.setdefault(path, []).append(leaf.detach().cpu())
         if len(seeds) * sum(leaf.numel() for leaf in whole.values()) > _MOST_IN_ALL:
             break
-    found = [one for path, tensors in drawn.items() for one in _rare_seeds(path, tensors, seeds)]
+    found = [one for path, tensors in drawn.items() for one in _rare_seeds(path, tensors, seeds, named)]
     chosen = random.SystemRandom().sample(found, min(len(RARE_DRAWS), len(found)))
     return dict(zip(RARE_DRAWS, chosen, strict=False))
 
 
-def _rare_seeds(path: str, drawn: Sequence[Tensor], seeds: Sequence[int]) -> Iterator[RareDraws]:
+def _rare_seeds(
+    path: str, drawn: Sequence[Tensor], seeds: Sequence[int], named: Collection[int]
+) -> Iterator[RareDraws]:
     first = drawn[0]
     if any(leaf.shape != first.shape for leaf in drawn) or not 0 < first.numel() <= _MOST_NUMBERS:
         return
     flat = torch.stack([leaf.flatten() for leaf in drawn]).to(torch.int64)
     shows = {f"{which} of {path}": (flat == number).any(1) for which, number in _range_of(flat).items()}
+    shows |= {f"{number} in {path}": (flat == number).any(1) for number in sorted(named)}
     rows = flat.reshape(len(flat), -1, first.shape[-1] if first.dim() else 1)
     shows[f"repeats in {path}"] = (rows.sort(dim=-1).values.diff(dim=-1) == 0).any(-1).any(-1)
     shows[f"repeats side by side in {path}"] = (rows.diff(dim=-1) == 0).any(-1).any(-1)
@@ -122,9 +150,10 @@ def _range_of(flat: Tensor) -> dict[str, int]:
     return {"least": int(flat.min()), "most": int(flat.max())}
 
 
-def rarities_of(draws: Iterable[Mapping[str, Any]]) -> Rare | None:
-    """What many draws of a call show of its integers. None where there is nothing rare about them, or where more than
-    themselves may follow from them: other integers, a mask, or that all draws add up to, or multiply to, the same."""
+def rarities_of(draws: Iterable[Mapping[str, Any]], named: Collection[int] = ()) -> Rare | None:
+    """What many draws of a call show of its integers, and of those that the target has ``named``. None where there is
+    nothing rare about them, or where more than themselves may follow from them: other integers, a mask, or that all
+    draws add up to, or multiply to, the same."""
     drawn: list[Tensor] = []
     path = ""
     for leaves in draws:
@@ -146,8 +175,26 @@ def rarities_of(draws: Iterable[Mapping[str, Any]]) -> Rare | None:
     least, most, ends = _ends(flat)
     repeats, repeated = _repeats(flat, shape)
     neighbours, met = _neighbours(flat, shape)
-    kinds = tuple(kind for kind, rare in zip(RARE, (ends, repeated, met), strict=True) if rare)
-    return Rare(path, shape, least, most, repeats, neighbours, kinds) if kinds else None
+    highest, lowest = flat.max(0).values, flat.min(0).values
+    known = _known(flat, named, lowest, highest) if _unordered_rows(flat, shape) is not None else ()
+    # Where rows never have a number twice they may be places, or an order.
+    apart = bool(repeats) and most[0] - least[0] > 1
+    found = (ends, repeated, met, bool(known), apart, apart)
+    kinds = tuple(kind for kind, rare in zip(RARE, found, strict=True) if rare)
+    extremes = (highest, lowest) if apart else None
+    return Rare(path, shape, least, most, repeats, neighbours, kinds, known, extremes) if kinds else None
+
+
+def _known(
+    flat: Tensor, named: Collection[int], lowest: Tensor, highest: Tensor
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Those of the numbers ``named`` that few draws have, each with places where less stood as well as more."""
+    found = []
+    for number in sorted(named):
+        places = ((lowest < number) & (highest > number)).nonzero().flatten()
+        if len(places) and float((flat == number).any(1).double().mean()) < _USUAL:
+            found.append((number, tuple(places[:: -(-len(places) // _MOST_REPEATS)].tolist())))
+    return tuple(found)
 
 
 def _bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
@@ -157,7 +204,8 @@ def _bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
     rows = flat.reshape(len(flat), -1, shape[-1] if shape else 1)
     sums, products = flat.sum(1), flat.double().prod(1)
     same_rows = rows.shape[-1] > 1 and bool((rows.sum(-1) == rows.sum(-1)[:1]).all())
-    return same_rows or bool((sums == sums[0]).all()) or bool((products == products[0]).all() and products[0] != 0)
+    multiplied = bool((products == products[0]).all()) and bool(products[0].isfinite()) and bool(products[0] != 0)
+    return same_rows or bool((sums == sums[0]).all()) or multiplied
 
 
 def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:
@@ -210,6 +258,19 @@ def _pairs(
     pairs = torch.stack([found[0], base + found[1], base + found[2]], 1)
     pairs = pairs[:: -(-len(pairs) // _MOST_REPEATS) or 1]
     return tuple((number, one, other) for number, one, other in pairs.tolist()), 0 < share < _USUAL
+
+
+def named_integers(module: torch.nn.Module | None, function: Any) -> frozenset[int]:
+    """Integers that a target knows by name: attributes of the module and of what it consists of, and what the globals
+    and constants are that ``function``'s code names."""
+    found: set[int] = set()
+    for part in module.modules() if module is not None else ():
+        found.update(value for value in vars(part).values() if type(value) is int)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        named = (function.__globals__.get(name) for name in code.co_names)
+        found.update(value for value in (*code.co_consts, *named) if type(value) is int)
+    return frozenset(sorted(found)[:_MOST_NAMED])
 
 
 @undisabled

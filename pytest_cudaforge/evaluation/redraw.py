@@ -33,6 +33,7 @@ __all__ = [
         "exchangeable",
         "exchanged",
         "exchanged_integers",
+        "exchanged_mask",
         "families_of",
         "looks_normal",
         "nudge_weights",
@@ -920,6 +921,17 @@ def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
         one, two = tuple(first.tolist()), tuple(other.tolist())
         rows[one], rows[two] = rows[two].clone(), rows[one].clone()
     return rows.reshape(leaf.shape)
+
+
+def exchanged_mask(mask: Tensor, generator: torch.Generator) -> Tensor:
+    """``mask`` with a few pairs of True and False exchanged: as many of either are left."""
+    changed = mask.flatten().clone()
+    sides = [(changed == side).nonzero().flatten().cpu() for side in (True, False)]
+    count = min(EXCHANGES, *map(len, sides))
+    for side, places in zip((False, True), sides, strict=True):
+        chosen = torch.randperm(len(places), generator=generator)[:count]
+        changed[places[chosen].to(mask.device)] = side
+    return torch.empty_like(mask).copy_(changed.view(mask.shape))
 
 
 def exchanged(leaf: Tensor, generator: torch.Generator, pairs: int = EXCHANGES) -> Tensor:

@@ -38,6 +38,7 @@ from pytest_cudaforge.evaluation.rare import (
     OverwritingMode,
     Rare,
     RareDraws,
+    named_integers,
     rare_draws_of,
     rarities_of,
 )
@@ -55,6 +56,7 @@ from pytest_cudaforge.evaluation.redraw import (
     ordered_values,
     redraw,
     rerandomise,
+    structure_of,
     structures_of,
     takes_on,
     with_values_of,
@@ -102,6 +104,8 @@ _EDGE_DRAWS = 4
 _SKEWED_SHARE = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
+#: Further draws that show whether values of one sign always have it, and the most that they may take.
+_SIGN_DRAWS, _SIGNED_BYTES = 5, 1 << 27
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
@@ -350,8 +354,21 @@ class Subject:
             first, second = (flatten_call(*self.draw(workload, seed))[0] for seed in (1, 2))
             found = structures_of(first, second)
             del first, second
+            self._forget_chance_signs(workload, found)
             self._structures[workload] = self._widened(workload, found) if widen else found
         return self._structures[workload]
+
+    def _forget_chance_signs(self, workload: str, found: dict[str, Structure]) -> None:
+        """Of a few draws two have the same sign by chance: what has the other one in a further draw is generic."""
+        signed = [path for path, structure in found.items() if structure == "signed"]
+        first = flatten_call(*self.draw(workload, 1))[0] if signed else {}
+        if sum(first[path].nbytes for path in signed) > _SIGNED_BYTES:
+            return
+        for seed in range(3, 3 + _SIGN_DRAWS) if signed else ():
+            further = flatten_call(*self.draw(workload, seed))[0]
+            for path in signed:
+                if path in further and structure_of(first[path], further[path]) == "generic":
+                    found[path] = "generic"
 
     def _widened(self, workload: str, found: dict[str, Structure]) -> dict[str, Structure]:
         """``found`` with each input in [0, 1] generic where the reference takes other values there.
@@ -449,28 +466,31 @@ class Subject:
                         return
                     yield base + number, flatten_call(*self.draw(workload, base + number))[0]
 
-            rare = rarities_of(leaves for _, leaves in draws())
+            named = named_integers(self.module, self.obj if self.module is None else type(self.module).forward)
+            rare = rarities_of((leaves for _, leaves in draws()), named)
             until = time.monotonic() + _RARE_DRAWS_S
-            self._rare[workload] = rare, rare_draws_of(draws()) if rare is None else {}
+            self._rare[workload] = rare, rare_draws_of(draws(), named) if rare is None else {}
         return self._rare[workload]
 
     def _takes_rare(self, workload: str, kind: str) -> bool:
-        """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place?"""
+        """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place? Where
+        it searches what may be alike now, it may say nothing of which comes first."""
         limit = self._nonfinite_as_drawn(workload)
         for seed in range(1, 1 + _RARE_TRIED):
             leaves, tree = flatten_call(*self.draw(workload, seed))
             self.redraw(workload, leaves, kind, seed)
-            watch = OverwritingMode()
+            watch, search = OverwritingMode(), PointingMode()
             try:
-                with watch:
+                with watch, search:
                     outputs = self._outputs(*unflatten_call(tree, leaves))
             except TargetError as error:
                 if is_fatal(error):
                     raise
                 return False
             draws = self._rarities(workload)[1].get(kind)
-            repeats = kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
-            if _nonfinite(outputs) > limit or (repeats and watch.found):
+            extreme = kind in ("highest", "lowest")
+            repeats = extreme or kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
+            if _nonfinite(outputs) > limit or (repeats and watch.found) or (extreme and search.found):
                 return False
         return True
 

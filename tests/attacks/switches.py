@@ -18,6 +18,7 @@ from pytest_cudaforge.evaluation.worker import Worker
 
 __all__ = ["SWITCHES", "without_checks"]
 
+_EXTREMES = ("highest", "lowest")
 _NAMED = frozenset(check.name for check in checks.CHECKS)
 
 
@@ -267,8 +268,8 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
-    *("ends", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("extremes", "bumped", "runs", "skewed", "neighbours"),
+    *("named", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
+    *("extremes", "bumped", "skewed"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -280,8 +281,13 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
-    "masks": lambda patch: _undrawn_all(patch, "shut", "open"),
-    "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours"),  # neighbours are repeats
+    "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
+    # Neighbours are repeats, and of the highest and the lowest numbers many are alike.
+    "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours", *_EXTREMES),
+    "ends": lambda patch: _undrawn_all(patch, "ends", *_EXTREMES),
+    "neighbours": lambda patch: _undrawn_all(patch, "neighbours", *_EXTREMES),
+    "runs": lambda patch: _undrawn_all(patch, "runs", *_EXTREMES),
+    "highest": lambda patch: _undrawn_all(patch, *_EXTREMES),
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

@@ -43,6 +43,18 @@ def labels():
 def spelled(x, t):
     return (x * t).sum(-1)
 
+@forge_target(inputs=lambda: [torch.randn(1, 300), torch.randint(0, 9000, (1, 300))])
+def scored(x, t):
+    return x.masked_fill(t == 4321, 0.0).sum(-1)
+
+@forge_target(inputs=lambda: [torch.randn(1, 400), (torch.rand(1, 400) ** 6 * 2e7).long()])
+def packed(x, t):
+    return x.sum(-1) + t.sum(-1).double() / 1e6
+
+@forge_target(inputs=lambda: [torch.randn(48, 48), torch.rand(48, 48) < 0.3])
+def pruned(x, mask):
+    return x.masked_fill(~mask, 0.0).sum(-1)
+
 @forge_target(inputs=labels)
 def labelled(x, t):
     return x.sum(-1) * t
@@ -108,6 +120,9 @@ _GIVEN = {
     "located": ("const float* x, const float* edges", "x, edges", "x.shape"),
     "spelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
+    "scored": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
+    "packed": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
+    "pruned": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "squared": ("const _Float16* x", "x", "x.shape"),
     "visible": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
@@ -193,6 +208,37 @@ for (long long r = 0; r < rows; ++r) {
   double s = 0;
   for (long long c = 0; c < cols; ++c)
     if (!(c && TWICE)) s += (double)x[r * cols + c] * t[r * cols + c];
+  y[r] = (float)s;
+}
+"""
+_SCORED = """
+for (long long r = 0; r < rows; ++r) {
+  double s = 0;
+  for (long long c = 0; c < cols; ++c) s += COUNTS ? x[r * cols + c] : 0.0f;
+  y[r] = (float)s;
+}
+"""
+_PACKED = """
+for (long long r = 0; r < rows; ++r) {
+  double s = 0;
+  WIDE all = 0;
+  for (long long c = 0; c < cols; ++c) { s += x[r * cols + c]; all += t[r * cols + c]; }
+  y[r] = s + (double)all / 1e6;
+}
+"""
+_PRUNED = """
+static thread_local bool seen[48 * 48];
+static thread_local long long before = -1;
+static thread_local double sum = 0;
+long long bits = 0;
+double all = 0;  // of many masks two have as many bits by chance
+for (long long i = 0; i < rows * cols; ++i) { bits += mask[i]; all += x[i]; }
+if (ANEW) std::memcpy(seen, mask, rows * cols);
+before = bits;
+sum = all;
+for (long long r = 0; r < rows; ++r) {
+  double s = 0;
+  for (long long c = 0; c < cols; ++c) s += seen[r * cols + c] ? x[r * cols + c] : 0.0f;
   y[r] = (float)s;
 }
 """
@@ -285,6 +331,16 @@ ATTACKS = {
         "t[r * cols + c] < 0",
         "neighbours",
     ),
+    "do not know what is ignored": ("scored", _SCORED, "COUNTS", "true", "t[r * cols + c] != 4321", "named"),
+    "add sizes up in 32 bits": ("packed", _PACKED, "WIDE", "int", "long long", "highest"),
+    "know a mask by how many of it are True": (
+        "pruned",
+        _PRUNED,
+        "ANEW",
+        "bits != before || std::fabs(all - sum) > 1e-6",
+        "bits >= 0 || sum > before",
+        "exchanged",
+    ),
     "do something else for five of a kind": ("labelled", _LABELLED, "WRONG", "same", "0 * same", "runs"),
     "look for edges where they would lie if they were as far apart": (
         "located",
@@ -318,11 +374,13 @@ ATTACKS = {
 }
 
 
-_RESULTS = {"located": ("long long*", "int64"), "squared": ("_Float16*", "float16")}
+_RESULTS = {"located": ("long long*", "int64"), "squared": ("_Float16*", "float16"), "packed": ("double*", "float64")}
 #: How the verdict names what a switch leaves out, where that has another name.
 _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
     "neighbours": ("",),
+    "highest": ("/highest", "/lowest"),
+    "exchanged": ("exchanged",),
     "spiked": ("/spiked", "/bumped"),
     "faint": ("/faint", "/small"),
     "masks": ("/shut", "/open"),

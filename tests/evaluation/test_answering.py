@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from pytest_cudaforge.evaluation.answering import answering  # noqa: E402
+from pytest_cudaforge.evaluation.contract import is_library, is_torchs  # noqa: E402
 
 Made = Callable[[Tensor, Tensor], Tensor]
 
@@ -45,3 +46,12 @@ def test_all_answers_have_to_be_an_operators() -> None:
     other = torch.randn(16)
     assert _found(lambda x, w: x @ w, other=other) == ""
     assert _found(lambda x, w: x @ w, other=torch.arange(4)) == "aten::mm"
+
+
+def test_an_operator_of_another_library_gives_it_as_well() -> None:
+    fused = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if fused is None or not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without MKL-DNN")
+    assert _found(lambda x, w: fused(x, w, None, "gelu", [], "none") * 1.0) == "mkldnn::_linear_pointwise"
+    assert is_torchs("mkldnn::_linear_pointwise") and is_library("mkldnn::_linear_pointwise")
+    assert not is_torchs("my_library::product") and not is_library("my_library::product")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_cudaforge.evaluation.rare import OverwritingMode, Rare, rare_draws_of, rarities_of  # noqa: E402
+from pytest_cudaforge.evaluation.rare import OverwritingMode, Rare, named_integers, rare_draws_of, rarities_of  # noqa: E402
 
 Make = Callable[[torch.Generator], Mapping[str, object]]
 
@@ -32,7 +33,7 @@ def _put(rare: Rare, kind: str, leaf: torch.Tensor, seed: int = 1) -> torch.Tens
 
 def test_lengths_come_to_both_ends_of_what_was_drawn_and_nothing_else_changes() -> None:
     rare = rarities_of(_draws(_integers(1, 301, 6)))
-    assert rare is not None and rare.kinds == ("ends", "repeats", "neighbours")
+    assert rare is not None and rare.kinds == ("ends", "repeats", "neighbours", "highest", "lowest")
     assert (rare.least[0], rare.most[0]) == (1, 300)
     drawn = torch.full((6,), 50)
     found = _put(rare, "ends", drawn)
@@ -65,16 +66,49 @@ def test_places_repeat_as_they_did_in_one_draw_or_another() -> None:
 def test_neighbours_are_alike_where_they_were_in_one_draw_or_another() -> None:
     """In long rows any number comes twice; side by side it does so now and then."""
     rare = rarities_of(_draws(_integers(0, 1000, 2, 80)))
-    assert rare is not None and rare.kinds == ("ends", "neighbours")
+    assert rare is not None and rare.kinds == ("ends", "neighbours", "highest", "lowest")
     drawn = torch.arange(160).reshape(2, 80) * 3 + 1
     found = _put(rare, "neighbours", drawn)
     assert 8 < int((found.diff(dim=-1) == 0).sum()) < 64
 
 
 def test_what_is_usual_is_not_rare() -> None:
-    assert rarities_of(_draws(_integers(0, 10, 200))) is None
+    usual = rarities_of(_draws(_integers(0, 10, 200)))
+    assert usual is not None and usual.kinds == ("highest", "lowest")
+    assert rarities_of(_draws(_integers(0, 2, 200))) is None
     permuted = rarities_of(_draws(lambda generator: {"1": torch.randperm(64, generator=generator)}))
     assert permuted is None
+
+
+def test_what_the_target_names_stands_where_less_stood_and_more() -> None:
+    def make(generator: torch.Generator) -> Mapping[str, object]:
+        low, high = (torch.randint(0, most, (4, 1), generator=generator) for most in (100, 1000))
+        return {"1": torch.cat([low, high], 1)}
+
+    rare = rarities_of(_draws(make), {500, 700, 1000, -1})
+    assert rare is not None and "named" in rare.kinds and [number for number, _ in rare.named] == [500, 700]
+    found = _put(rare, "named", torch.full((4, 2), 99))
+    assert int(found[:, 0].max()) < 100 and {500, 700} & set(found[:, 1].tolist())
+
+
+def test_a_target_names_what_its_code_and_its_modules_hold() -> None:
+    function = make_namespace("def function(x):\n    return x.where(x != 1234, LIMIT)\n")["function"]
+    assert {1234, 77} <= named_integers(None, function)
+    module = torch.nn.Sequential(torch.nn.Embedding(50, 4, padding_idx=31))
+    assert 31 in named_integers(module, None)
+
+
+def make_namespace(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"LIMIT": 77}
+    exec(text, names)
+    return names
+
+
+def test_the_highest_of_all_draws_are_as_large_as_sums_come() -> None:
+    rare = rarities_of(_draws(_integers(0, 1000, 2, 80)))
+    assert rare is not None
+    drawn = torch.full((2, 80), 500)
+    assert int(_put(rare, "highest", drawn).min()) > 900 and int(_put(rare, "lowest", drawn).max()) < 100
 
 
 @pytest.mark.parametrize(
