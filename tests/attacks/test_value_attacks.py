@@ -43,7 +43,7 @@ def labels():
 def spelled(x, t):
     return (x * t).sum(-1)
 
-@forge_target(inputs=lambda: [torch.randn(1, 300), torch.randint(0, 9000, (1, 300))])
+@forge_target(inputs=lambda: [torch.randn(1, 300), torch.randint(0, 200000, (1, 300))])
 def scored(x, t):
     return x.masked_fill(t == 4321, 0.0).sum(-1)
 
@@ -381,7 +381,8 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "neighbours": ("",),
     "highest": ("/highest", "/lowest"),
     "exchanged": ("exchanged",),
-    "spiked": ("/spiked", "/bumped"),
+    "spiked": ("/spiked", "/bumped", "/large"),
+    "runs": ("/runs", "/highest", "/lowest"),
     "faint": ("/faint", "/small"),
     "masks": ("/shut", "/open"),
 }
