@@ -370,7 +370,7 @@ class Bench:
         def changed(path: str, leaf: Any) -> Any:
             if nudged:
                 return nudged_values(leaf, generator) if path in free else leaf
-            if chosen is None and structures.get(path) == "mask":
+            if chosen is None and structures.get(path) in ("mask", "pattern") and leaf.dtype == torch.bool:
                 return exchanged_mask(leaf, generator)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 

@@ -60,8 +60,11 @@ _LOG_VARIANCES = (-2.0, 2.0)
 #: generic: any finite values will do · unit: keep [0, 1] · signed: keep the draw's range · drawn: only the user's
 #: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
 #: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, bytes, of all
-#: that they can be, and sorted values, which lie as dense as they happen to
-Structure = Literal["generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "classes", "bytes", "sorted"]
+#: that they can be, pattern, a mask, or -inf beside others, that is the same in every draw, and sorted values, which lie
+#: as dense as they happen to
+Structure = Literal[
+    "generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "pattern", "classes", "bytes", "sorted"
+]
 #: Those of which any element may have another value.
 REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
 
@@ -103,14 +106,18 @@ def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     pairs = ((path, leaf, second.get(path)) for path, leaf in first.items())
     tensors = {path: (a, b) for path, a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)}
     found = {path: structure_of(a, b) for path, (a, b) in tensors.items()}
-    masks = [path for path, structure in found.items() if structure == "mask"]
+    masks = [path for path, structure in found.items() if structure in ("mask", "pattern")]
     integers = [path for path, (a, _) in tensors.items() if a.dtype in INTEGERS and a.numel() > 1]
     for path, structure in tuple(found.items()):
         shape = tensors[path][0].shape
         alike = [other for other in found if other != path and tensors[other][0].shape == shape]
-        masked = structure in ("gaps", "barred") and any(found[other] not in REDRAWN for other in alike)
+        masked = structure in ("gaps", "barred", "pattern") and any(found[other] not in REDRAWN for other in alike)
         masked = masked or (structure == "sorted" and any(found[other] not in REDRAWN for other in alike))
-        told = structure == "mask" and (integers or len(masks) > 1 or any(found[o] not in REDRAWN for o in alike))
+        told = (
+            structure in ("mask", "pattern")
+            and tensors[path][0].dtype == torch.bool
+            and (integers or len(masks) > 1 or any(found[o] not in REDRAWN for o in alike))
+        )
         if masked or told or (structure == "classes" and len(integers) > 1):
             found[path] = "drawn"
     return found
@@ -176,7 +183,8 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return structure_of(*(torch.view_as_real(one.detach().resolve_conj()) for one in (first, second)))
     if first.dtype == torch.bool:
         mixed = all(bool(draw.any()) and not bool(draw.all()) for draw in (first, second))
-        return "mask" if mixed and first.dim() > 1 else "drawn"
+        known: Structure = "pattern" if torch.equal(first, second) else "mask"
+        return known if mixed and first.dim() > 1 else "drawn"
     if not first.is_floating_point():
         if all(draw.dtype in _BYTES and len(draw.unique()) >= _MANY_BYTES for draw in (first, second)):  # type: ignore[no-untyped-call]
             return "bytes"
@@ -184,7 +192,8 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return "classes" if classes else "drawn"
     a, b = _sample(first), _sample(second)
     if torch.equal(a, b) or bool(a.isinf().any() or b.isinf().any()):
-        return "barred" if _is_barred(a, b) else "drawn"
+        known = "pattern" if torch.equal(a, b) else "barred"
+        return known if _is_barred(a, b) else "drawn"
     if bool(a.isnan().any() or b.isnan().any()):
         return "gaps" if bool(a.isnan().any() and b.isnan().any()) and not bool(a.isnan().all()) else "drawn"
     if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
@@ -469,6 +478,7 @@ _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Ten
     ("mask", "shut"): _shut,
     ("mask", "open"): _open,
     ("barred", "open"): _open,
+    ("pattern", "open"): _open,  # whoever always gives the same may never shut a row
     ("classes", "absent"): _absent,
     ("classes", "runs"): _in_runs,
     ("bytes", "extremes"): _extremes,

@@ -530,13 +530,14 @@ def test_a_mask_that_something_else_may_follow_from_stays_as_drawn() -> None:
     assert found("mask", "barred") == {"mask": "drawn", "barred": "drawn"}
 
 
-def test_a_mask_that_is_always_the_same_is_a_mask() -> None:
+def test_a_mask_that_is_always_the_same_has_no_rows_shut() -> None:
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     added = torch.zeros(8, 8).masked_fill(~mask, float("-inf"))
-    assert structures_of({"0": mask}, {"0": mask.clone()}) == {"0": "mask"}
-    assert structures_of({"0": added}, {"0": added.clone()}) == {"0": "barred"}
+    assert structures_of({"0": mask}, {"0": mask.clone()}) == {"0": "pattern"}
+    assert structures_of({"0": added}, {"0": added.clone()}) == {"0": "pattern"}
     assert structures_of({"0": mask, "1": added}, {"0": mask, "1": added}) == {"0": "drawn", "1": "drawn"}
     assert structures_of({"0": mask | True}, {"0": mask | True}) == {"0": "drawn"}
+    assert "open" in families_of(["pattern"]) and "shut" not in families_of(["pattern"])
 
 
 def test_rows_of_a_mask_and_of_scores_are_shut_as_a_whole() -> None:
