@@ -60,8 +60,8 @@ _LOG_VARIANCES = (-2.0, 2.0)
 #: generic: any finite values will do · unit: keep [0, 1] · signed: keep the draw's range · drawn: only the user's
 #: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
 #: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, bytes, of all
-#: that they can be, pattern, a mask, or -inf beside others, that is the same in every draw, and sorted values, which lie
-#: as dense as they happen to
+#: that they can be, pattern, a mask, or -inf beside others, that is the same in every draw, and sorted values, which
+#: lie as dense as they happen to
 Structure = Literal[
     "generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "pattern", "classes", "bytes", "sorted"
 ]

@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.redraw import (
     exchangeable_weights,
     exchanged,
     exchanged_integers,
+    families_of,
     ordered_values,
     redraw,
     rerandomise,
