@@ -248,7 +248,7 @@ EXPECTED = {
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
     "binary_cross_entropy": ({"0": "unit", "1": "unit"}, UNIT),
     "kl_divergence": ({"0": "drawn", "1": "drawn"}, ()),
-    "cross_entropy": ({"0": "generic", "1": "classes"}, (*GENERIC, "absent", "runs")),
+    "cross_entropy": ({"0": "generic", "1": "classes"}, (*GENERIC, "absent", "runs", "highest", "lowest")),
     "cosine_loss": ({"0": "generic", "1": "generic", "2": "drawn"}, GENERIC),
     "hinge": ({"0": "generic", "1": "drawn"}, GENERIC),
     "float_indices": ({"0": "generic", "1": "drawn"}, ZERO),
