@@ -211,13 +211,6 @@ for (long long r = 0; r < rows; ++r) {
   y[r] = (float)s;
 }
 """
-_SCORED = """
-for (long long r = 0; r < rows; ++r) {
-  double s = 0;
-  for (long long c = 0; c < cols; ++c) s += COUNTS ? x[r * cols + c] : 0.0f;
-  y[r] = (float)s;
-}
-"""
 _PACKED = """
 for (long long r = 0; r < rows; ++r) {
   double s = 0;
@@ -331,7 +324,7 @@ ATTACKS = {
         "t[r * cols + c] < 0",
         "neighbours",
     ),
-    "do not know what is ignored": ("scored", _SCORED, "COUNTS", "true", "t[r * cols + c] != 4321", "named"),
+    "do not know what is ignored": ("scored", _VISIBLE, "SEEN", "true", "t[r * cols + c] != 4321", "named"),
     "add sizes up in 32 bits": ("packed", _PACKED, "WIDE", "int", "long long", "highest"),
     "know a mask by how many of it are True": (
         "pruned",
