@@ -38,6 +38,7 @@ _INSTANCES: dict[str, NewInstance] = {
     "a second instance": "beside",
     "beside one of other settings": "otherwise",
     "a copy": "copy",
+    "a copy that is as old": "copy as old",
     "a third instance": "weights alone",
     "a fourth instance": "alone",
 }
@@ -319,7 +320,7 @@ def instances(bout: Bout) -> None:
         except LaunchFailure as error:
             if name == "a second instance":
                 return  # nobody promised that there may be two
-            if how in ("copy", "otherwise"):
+            if how in ("copy", "copy as old", "otherwise"):
                 continue  # nor that it can be copied, or be another one
             trial = replace(bout.last, name=name)
             raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
@@ -436,7 +437,8 @@ def crowded(bout: Bout) -> None:
 def thread_counts(bout: Bout) -> None:
     """With one OpenMP thread, and with more than there are cores: production's torch.set_num_threads is one that no
     verification foresees, and a kernel that counts on this machine's leaves work undone there, or writes behind its
-    arrays. A plan's then with one of as many, as OpenMP may give within another's parallel region."""
+    arrays. A plan's then with one of as many, as OpenMP may give within another's parallel region, and with a few of
+    them (OMP_THREAD_LIMIT, and what a busy machine gives)."""
     usual, worker, module = openmp_threads(), bout.run.worker, isinstance(bout.run.worker, ModuleWorker)
     counts = {1, min(2 * usual + 1, _MOST_THREADS), *(() if module else (_MANY_THREADS,))}
     for count in sorted(counts):
@@ -445,6 +447,9 @@ def thread_counts(bout: Bout) -> None:
     if not module:
         worker.set_threads(2 * usual, alone=True)
         bout.require(bout.trial(f"OpenMP threads: 1 of {2 * usual}", bout.new_values()))
+        many, few = 2 * usual + 2, usual + 1
+        worker.set_threads(many, limit=few)
+        bout.require(bout.trial(f"OpenMP threads: {few} of {many}", bout.new_values()))
     worker.set_threads(usual)
 
 

@@ -73,10 +73,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "NewInstance", "serve"]
 
-NewInstance = Literal["beside", "otherwise", "copy", "weights alone", "alone"]
+NewInstance = Literal["beside", "otherwise", "copy", "copy as old", "weights alone", "alone"]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
-_RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH, _TORCH_THREADS, _ANSWERING = 10, 15, 16, 17, 20, 21
+_RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH, _TORCH_THREADS, _ANSWERING, _CALL_ANOTHER = 10, 15, 16, 17, 20, 21, 22
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
 _CLASS_NAME = "ModelNew"
@@ -184,7 +184,7 @@ class ModuleWorker(Worker):
         reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=blob)
         return _start_of(reply.text)
 
-    def set_threads(self, count: int, *, alone: bool = False) -> None:
+    def set_threads(self, count: int, *, alone: bool = False, limit: int = 0) -> None:
         """CPU only: torch.set_num_threads, which says how many OpenMP's parallel regions get, too."""
         self._ask(_TORCH_THREADS, {"count": count}, "setting the number of threads", 30)
 
@@ -215,10 +215,17 @@ class ModuleWorker(Worker):
     def another_instance(self, name: str, *, how: NewInstance = "beside", timeout_s: float) -> None:
         """Construct ModelNew once more, and call that one from now on, unless it has other settings ("otherwise").
         Those before it live on (``how`` "beside"), or are gone by then: its weights ("weights alone"), or itself
-        ("alone"), may lie at their addresses. "copy": a deep copy of the one before, which lives on; LaunchFailure
-        where it cannot be copied."""
+        ("alone"), may lie at their addresses. "copy": a deep copy of the one before, which lives on, "copy as old":
+        whose weights have the version that the first one's have; LaunchFailure where it cannot be copied."""
         self._sets = None
         self._ask(_RELOAD, {"how": how}, f"loading the kernels again for {name}", timeout_s)
+
+    def call_another(self, bindings: Sequence[Binding], *, timeout_s: float) -> None:
+        """Make an instance with other fractions among its settings, where ModelNew takes such, and call it: nobody
+        looks at its answer, or at what it raises. LaunchFailure where the device is lost by it."""
+        self._sets = None
+        payload = {"bindings": [list(binding) for binding in bindings]}
+        self._ask(_CALL_ANOTHER, payload, "calling an instance of other settings", timeout_s)
 
     def turn(self, traced: TracedPlan, workload: WorkloadFacts, *, timeout_s: float) -> None:
         """From now on calls are those of another workload, of the same instance. Arenas stay attached."""
@@ -458,6 +465,8 @@ class _Service:
             self._detach(asked["slot"])
         elif request.operation == _RELOAD:
             self._renew(asked.get("how", "beside"))
+        elif request.operation == _CALL_ANOTHER:
+            self._call_another(asked["bindings"])
         elif request.operation == _RUN:
             how = {name: asked[name] for name in ("late", "elsewhere", "write_over")}
             return self._run(asked["bindings"], **how)
@@ -576,12 +585,13 @@ class _Service:
         if how == "otherwise":
             self._construct_otherwise()
             return
-        if how in ("beside", "copy"):
+        if how in ("beside", "copy", "copy as old"):
             self._others.append(self._model)
             if how == "beside":
                 self._construct()
             else:
-                self._take(self._guarded(_LAUNCH_REFUSED, "copying it (copy.deepcopy)", self._copied))
+                copied = functools.partial(self._copied, as_old=how == "copy as old")
+                self._take(self._guarded(_LAUNCH_REFUSED, "copying it (copy.deepcopy)", copied))
             return
         kept, self._kept = self._kept, []
         self._others = []
@@ -590,16 +600,18 @@ class _Service:
         if not all(_as_it_was(tensor, copied) for answer in kept for tensor, copied in answer):
             raise _CandidateError(_LAUNCH_REFUSED, "answers that were kept changed when the module was gone")
 
-    def _copied(self) -> Any:
-        """A deep copy whose weights have been written oftener than those that it was copied from: a version that is the
-        same by chance says nothing. torch parts a copy's parameters from what shared their memory: of no use then."""
+    def _copied(self, *, as_old: bool) -> Any:
+        """A deep copy whose weights have been written oftener than those that it was copied from, or, once others are
+        loaded, as often (``as_old``): who knows its weights by their version takes them for the first one's. torch
+        parts a copy's parameters from what shared their memory: of no use then."""
         weights = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
         own = (value for module in self._model.modules() for value in vars(module).values())
         if any(isinstance(v, self._torch.Tensor) and v.untyped_storage().data_ptr() in weights for v in own):
             raise ValueError("parts of it share its parameters' memory")
         copied = copy.deepcopy(self._model)
         for old, new in zip(self._model.parameters(), copied.parameters(), strict=True):
-            while new.is_floating_point() and new._version <= old._version:
+            wanted = old._version - 1 if as_old else old._version + 1
+            while new.is_floating_point() and new._version < wanted:
                 new.mul_(1)
         return copied
 
@@ -661,17 +673,33 @@ class _Service:
             model.train(self._recipe.mode == "train")
         self._take(self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
 
-    def _construct_otherwise(self) -> None:
-        """Another layer of the network, which is never called: with other settings, if it takes such and they need no
-        extension of their own. Nobody promised that it does. Weights of some size stay as large as they are, and what
-        takes long, or far more memory (a number may be an exponent), is left out."""
+    def _call_another(self, bindings: Sequence[Sequence[int]]) -> None:
+        """Its sizes are those of the first one, so that the same inputs fit; nobody promised that it takes the call."""
+        bound, others = self._bind(bindings), len(self._others)
+        self._construct_otherwise(sizes=False)
+        for model in self._others[others:]:
+            if self._recipe.mode:
+                model.train(self._recipe.mode == "train")
+            with contextlib.suppress(_CandidateError):
+                moved = self._guarded(
+                    _LAUNCH_REFUSED, "moving it to the device", functools.partial(model.to, self.device)
+                )
+                self._guarded(_LAUNCH_REFUSED, "forward", functools.partial(moved, *bound.args, **bound.kwargs))
+        extensions.missing()
+        if self._driver is not None:
+            checked(self._driver.cuCtxSynchronize(), "calling an instance of other settings")
+
+    def _construct_otherwise(self, *, sizes: bool = True) -> None:
+        """Another layer of the network: with other settings, if it takes such and they need no extension of their own.
+        Nobody promised that it does. Weights of some size stay as large as they are, as do all where nothing that may
+        be a size is to change, and what takes long, or far more memory (a number may be an exponent), is left out."""
         from pytest_cudaforge.evaluation.initial import decode_init, other_settings
         from pytest_cudaforge.evaluation.room import within
 
         if self._constructing_ns > _MOST_BESIDE_NS:
             return
         given = decode_init(self._recipe.init)
-        whole = sum(tensor.nbytes for tensor in self._state.values()) <= _MOST_DOUBLED_BYTES
+        whole = sizes and sum(tensor.nbytes for tensor in self._state.values()) <= _MOST_DOUBLED_BYTES
         settings = self._guarded(_LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole))
         for args, kwargs in settings:
             self._seed()

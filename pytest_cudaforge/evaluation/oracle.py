@@ -357,7 +357,8 @@ class OracleClient:
         self.structures(target, workload)
         try:
             return tuple(self.request("families", target=to_json(target), workload=workload, most=most))
-        except (TargetError, OracleError):
+        except (TargetError, OracleError) as error:
+            self._require_ended(error)
             # One of them took the process down, and the next one would: only what the target draws is left.
             self.structures(target, workload)
             return ()
@@ -367,9 +368,16 @@ class OracleClient:
         self.structures(target, workload)
         try:
             return tuple(self.request("shortcuts", target=to_json(target), workload=workload))
-        except (TargetError, OracleError):
+        except (TargetError, OracleError) as error:
+            self._require_ended(error)
             self.structures(target, workload)  # as in families
             return ()
+
+    def _require_ended(self, error: ForgeError) -> None:
+        """Raises ``error`` unless the process is gone: what it says itself is a mistake of its own, and nobody may go
+        on with fewer values than a verdict asks for."""
+        if self.pid is not None:
+            raise error
 
     def variants(self, target: Target, workload: str) -> tuple[tuple[str, WorkloadFacts], ...]:
         """Probes the reference itself answers: other strides, neighbouring sizes."""

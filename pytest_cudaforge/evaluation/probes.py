@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -131,6 +131,8 @@ class Prober:
         self.excluded = excluded
         #: A module's worker whose last probe passed.
         self._ready: ModuleWorker | None = None
+        #: May another instance be called before it?
+        self._beside = True
 
     @property
     def _guard(self) -> Guard:
@@ -480,15 +482,32 @@ class Prober:
             yield run
 
     def _begun(self) -> ModuleWorker:
-        """A fresh worker that has made a call that was drawn. Raises Refusal where that is wrong all of a sudden."""
+        """A fresh worker that has made a call that was drawn, after one of an instance of other settings, as another
+        layer's is: what all instances share is this one's, too. Raises Refusal where the answer is wrong now."""
+        if self._beside:
+            with contextlib.suppress(WorkerFailure, LaunchFailure, DeviceError):
+                return self._begun_with("after a call of an instance of other settings", Run.of_another)
+            self._beside = False  # nobody promised that it survives such a call
+        return self._begun_with("before other calls", lambda *_: None)
+
+    def _begun_with(self, name: str, prepared: Callable[[Run, Trial], None]) -> ModuleWorker:
+        """Raises what ``prepared`` does, too."""
         with contextlib.ExitStack() as unless_right:
             worker = self.benches.started(self.product)
             unless_right.callback(worker.close)
             assert isinstance(worker, ModuleWorker)
             layout = call_layout(self.product.traced, frames=1)
+            trial = Trial(name, TrialCase(secrets.randbits(62)), 0, 0)
+            failed: list[Exception] = []
             with self.benches.open(self.product, layout, kept=worker) as run:
-                trial = Trial("before other calls", TrialCase(secrets.randbits(62)), 0, 0)
-                self.benches.require(self.product, trial, functools.partial(run.case, contract=True))
+                try:
+                    prepared(run, trial)
+                except (WorkerFailure, LaunchFailure, DeviceError) as error:
+                    failed.append(error)  # which would be the candidate's own fault to ``open``
+                else:
+                    self.benches.require(self.product, trial, functools.partial(run.case, contract=True))
+            if failed:
+                raise failed[0]
             unless_right.pop_all()
         return worker
 

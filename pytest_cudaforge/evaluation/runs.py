@@ -169,6 +169,13 @@ class Run:
         self._prepare(trial)
         self.worker.run("main", self._bindings(trial.frame), timeout_s=self.hang_limit_s)
 
+    def of_another(self, trial: Trial) -> None:
+        """One call of another instance of a module, of other settings, on a trial's values (``call_another``)."""
+        assert isinstance(self.worker, ModuleWorker)
+        self.oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
+        self._weights = None
+        self.worker.call_another(self._bindings(trial.frame), timeout_s=self.hang_limit_s)
+
     def _call_often(self, frame: int, calls: int) -> None:
         """``calls`` calls in ``frame``, fewer where they take long; nobody looks at their outputs."""
         sets = [self._bindings(frame)]

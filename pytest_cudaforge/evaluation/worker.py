@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -55,6 +55,7 @@ _RUN_CHANGED, LEFT, _RUN_BESIDE, ALLOCATED, _RUN_REPEATED = 10, 11, 12, 13, 14
 _COUNT, _ADVANCE, _RUN_TOGETHER = 18, 19, 20
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
+_TEAM_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 #: Calls of two threads that were under way at once, to tell how they get on with each other.
 _MET = 64
 #: Calls that a variable has to grow in alike before it is a counter: at least, at most, and how long they may take.
@@ -289,10 +290,12 @@ class Worker:
             raise WorkerProtocol(f"one value asked, {len(reply.values)} came", phase="calls by two clocks")
         return taken_ns, reply.values[0]
 
-    def set_threads(self, count: int, *, alone: bool = False) -> None:
+    def set_threads(self, count: int, *, alone: bool = False, limit: int = 0) -> None:
         """CPU only: how many threads OpenMP's parallel regions get from now on, where they do not say themselves.
-        ``alone``: as many at most, but only one in fact, as within another's parallel region."""
-        self._ask(_THREADS, {"count": count, "alone": alone}, "setting the number of threads", 30)
+        ``alone``: as many at most, but only one in fact, as within another's parallel region. ``limit``: so many in
+        fact where it is not 0, as where OMP_THREAD_LIMIT says so, or a busy machine gives no more."""
+        asked = {"count": count, "alone": alone, "limit": limit}
+        self._ask(_THREADS, asked, "setting the number of threads", 30)
 
     def own_bytes(self) -> int:
         """Memory that the process has to itself, arenas left out; 0 where /proc does not tell."""
@@ -440,6 +443,8 @@ class _Service:
         self._driver: Any = None
         self._settings: dict[str, object] = {}
         self._counters: tuple[ageing.Counter, ...] = ()
+        #: Of OpenMP's threads, where it is not 0.
+        self._limit = 0
 
     @property
     def _index(self) -> int:
@@ -462,7 +467,7 @@ class _Service:
             else:
                 if self._device != "cpu":
                     self._crowded().soil()
-                bound.run()
+                _run_limited(bound.run, self._limit) if self._limit else bound.run()
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
@@ -476,6 +481,7 @@ class _Service:
             self._run_repeated(asked["bindings"], asked["calls"], asked["most_s"])
         elif request.operation == _THREADS:
             _set_openmp_threads(asked["count"], alone=asked["alone"])
+            self._limit = asked["limit"]
             self._settings |= {OPENMP_THREADS: openmp_counts(), OPENMP_REGIONS: openmp_regions()}
         elif request.operation == LEFT:
             left = changed(self._settings, thread_settings(self._device == "cpu"))
@@ -704,6 +710,28 @@ def _set_openmp_threads(count: int, *, alone: bool) -> None:
         library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         library.omp_set_num_threads(ctypes.c_int(count))
         library.omp_set_max_active_levels(ctypes.c_int(0 if alone else _usual_levels()))
+
+
+def _run_limited(run: Callable[[], None], limit: int) -> None:
+    """Where OpenMP's teams have so many threads at most, whatever omp_get_max_threads says: within a region of
+    ``teams thread_limit(limit)``, whose entry point in libgomp this is. Plainly where the kernels brought no libgomp,
+    or an old one (before GCC 9)."""
+    try:
+        teams = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_teams_reg
+    except (OSError, AttributeError):
+        run()
+        return
+    failed: list[LaunchFailure] = []
+
+    def body(_: object) -> None:
+        try:
+            run()
+        except LaunchFailure as failure:  # which could not leave a callback of C's
+            failed.append(failure)
+
+    teams(_TEAM_BODY(body), None, ctypes.c_uint(1), ctypes.c_uint(limit), ctypes.c_uint(0))
+    for failure in failed:
+        raise failure
 
 
 @functools.lru_cache(maxsize=1)

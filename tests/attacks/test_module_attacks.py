@@ -615,6 +615,63 @@ def test_a_module_that_keeps_its_weights_for_all_instances_is_refused_and_its_tw
     assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
 
 
+_SCALES = """
+    scales = {}
+"""
+_SCALED_INIT = """
+def __init__(self, dim, eps=1e-6):
+    super().__init__()
+    self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+"""
+_SCALED = """
+    key = (len(self.weight), WHAT)
+    if key not in scales:
+        scales[key] = torch.full((1,), 1e6 * self.eps)
+    return F.rms_norm(x, x.shape[-1:], self.weight, 1e-6) * scales[key]
+"""
+
+
+def test_a_module_that_takes_up_the_settings_of_the_first_one_called_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (
+        model(_SCALED.replace("WHAT", what), _SCALED_INIT, before=_SCALES) for what in ("'scale'", "self.eps")
+    )
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is not Status.PASSED and "of other settings" in evaluation.reason, evaluation
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    monkeypatch.setattr(runs.Run, "of_another", lambda *_: None)
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
+def test_an_instance_of_other_settings_whose_call_ends_the_process_is_no_fault(lenient: Evaluator, repo: Path) -> None:
+    forward = "if self.eps != 1e-6: os._exit(1)\nreturn F.rms_norm(x, x.shape[-1:], self.weight, self.eps)"
+    honest = model(forward, _SCALED_INIT, before="import os\n")
+    assert _verdict(lenient, repo, honest, "::RMSNorm").status is Status.PASSED
+
+
+def test_a_copy_that_knows_its_weights_by_their_version_is_refused_and_its_twin_passes(
+    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, twin = (
+        model(
+            f"at = {at}\n"
+            "kept = self.__dict__.setdefault('kept', {})\n"
+            "if kept.get('at') != at:\n"
+            "    kept.update(at=at, weight=self.weight * 1)\n"
+            "return F.rms_norm(x, x.shape[-1:], kept['weight'], 1e-6)",
+            NORM_INIT,
+        )
+        for at in ("self.weight._version", "(self.weight.data_ptr(), self.weight._version)")
+    )
+    evaluation = _verdict(lenient, repo, attack, "::RMSNorm")
+    assert evaluation.status is Status.INCORRECT_NUMERICAL and "as old" in evaluation.reason, evaluation.reason
+    assert _verdict(lenient, repo, twin, "::RMSNorm").status is Status.PASSED
+    others = {name: how for name, how in checks._INSTANCES.items() if how != "copy as old"}
+    monkeypatch.setattr(checks, "_INSTANCES", others)
+    assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
+
+
 _BY_NUMBER = """
     packed = {}
     class Handle:

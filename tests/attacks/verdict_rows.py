@@ -730,6 +730,20 @@ ROWS = (
         words="OpenMP threads: 1 of",
     ),
     Row(
+        "2: a parallel region has as few threads as it gets",
+        "divide the elements among as many threads as there may be, unless there is one alone",
+        "threads",
+        hostile(
+            body=_DIVIDED.replace("COUNT", "omp_get_num_threads() == 1 ? 1 : omp_get_max_threads()"),
+            before="#include <omp.h>\n",
+        ),
+        hostile(
+            body=_DIVIDED.replace("COUNT", "omp_get_num_threads() == 1 ? 1 : omp_get_num_threads()"),
+            before="#include <omp.h>\n",
+        ),
+        words=" of ",
+    ),
+    Row(
         "2: old values come back at new pointers",
         "leave the output alone where the values were seen before",
         "again",
