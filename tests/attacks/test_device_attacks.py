@@ -46,6 +46,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
 ]
 _AT_ONCE = 8
+#: Of a few microseconds the host's share is up to two thirds, and on some hosts now and then twice the twin's time.
+_SKIPPING_TRIES = 3
 Job = tuple[Candidate, str, bool]
 
 
@@ -433,12 +435,16 @@ def test_calls_skipped_while_nobody_fetches_their_answers_win_little(
         assert evaluation.timing.workloads[0].candidate.median_ns > least * honest_ns
     for check in ("lag_of", "single_of"):
         monkeypatch.setattr(sitting, check, lambda *_: 0.0)
-    off = modules.evaluate(attack, target, timing=True)
-    assert off.status is Status.PASSED and off.timing is not None, off.reason
+    off_ns = []
+    for _ in range(_SKIPPING_TRIES):
+        off = modules.evaluate(attack, target, timing=True)
+        assert off.status is Status.PASSED and off.timing is not None, off.reason
+        off_ns.append(off.timing.workloads[0].candidate.median_ns)
+        if min(off_ns) < 0.8 * honest_ns:
+            return  # what is left is the host's share of a call: of 19 us up to two thirds
     if honest_ns > 1.4e3 * float(name.split()[0]):
         pytest.skip("on this machine the host takes longer over a call than the device: there is nothing to win")
-    # What is left is the host's share of a call: of 19 us up to two thirds.
-    assert off.timing.workloads[0].candidate.median_ns < 0.8 * honest_ns
+    raise AssertionError(f"{off_ns} ns, its twin {honest_ns} ns")
 
 
 @pytest.mark.usefixtures("eager")

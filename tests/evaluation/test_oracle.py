@@ -128,6 +128,37 @@ def test_a_target_that_exits_is_its_own_error_and_the_oracle_starts_anew(oracle:
     assert oracle.pid != before
 
 
+_DRY = """
+import torch
+from pytest_cudaforge import forge_target
+
+drawn = 0
+
+
+def draw():
+    global drawn
+    drawn += 1
+    if drawn > 12:
+        raise RuntimeError("no rows are left")
+    return [torch.randint(0, 1000, (64,))]
+
+
+@forge_target(inputs=draw)
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+"""
+
+
+def test_what_goes_wrong_while_redraws_are_found_is_told_and_none_is_left_out(
+    oracle: OracleClient, tmp_path: Path
+) -> None:
+    (tmp_path / "dry.py").write_text(_DRY)
+    (target,) = discover([tmp_path / "dry.py"], tmp_path).targets
+    oracle.facts(target)
+    with pytest.raises(TargetError, match="no rows are left"):
+        oracle.families(target, "default")
+
+
 def test_a_killed_oracle_is_an_oracle_error_and_starts_anew(oracle: OracleClient) -> None:
     oracle.request("hello")
     assert oracle.pid is not None
