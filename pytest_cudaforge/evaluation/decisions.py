@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["DecidingMode", "MarginMode", "decided_by_rounding", "exact", "kept"]
+__all__ = ["ORDERING", "DecidingMode", "MarginMode", "NamingMode", "decided_by_rounding", "exact", "kept"]
 
 _DECIDE = frozenset(
     [
@@ -45,6 +45,32 @@ class DecidingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not casts or not any(isinstance(value, Tensor) and value.is_floating_point() for value in results):
             self.found += given
         return result
+
+
+#: Operators that put values in order, or look for a place in it.
+ORDERING = frozenset(
+    [
+        *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort", "cummax", "cummin"),
+        *("unique", "_unique2", "unique_dim", "unique_consecutive"),
+    ]
+)
+
+
+@undisabled
+class NamingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which operators run, by name, and whether one of those that round took a number halfway between two."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+        self.halves = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.rstrip("_")
+        self.names.add(name)
+        if name == "round" and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            self.halves |= bool(((args[0] - args[0].floor()) == 0.5).any())
+        return func(*args, **(kwargs or {}))
 
 
 def kept(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.cases import BIG_CALL_FAMILIES
 from pytest_cudaforge.evaluation.decisions import exact
 from pytest_cudaforge.evaluation.kinks import KinkMode
 from pytest_cudaforge.evaluation.precision import (
@@ -26,6 +27,7 @@ from pytest_cudaforge.evaluation.precision import (
     precision_flags,
     widened,
 )
+from pytest_cudaforge.evaluation.rare import RARE, RARE_DRAWS
 from pytest_cudaforge.evaluation.redraw import Structure
 from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
 from pytest_cudaforge.records import Target
@@ -115,8 +117,11 @@ class GradientSubject(Subject):
 
     def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
         found: list[str] = []
-        # What nothing else shows comes first.
-        for known in sorted(super().families(workload), key=lambda family: family != "ties"):
+        taken = [*super().families(workload), *self._padded(workload)]
+        # What nothing else shows comes first; integers that hardly ever are drawn, beside all that, at last.
+        rare = [known for known in taken if known in (*RARE, *RARE_DRAWS)]
+        others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", "padded"))
+        for known in others:
             if most is not None and len(found) >= most:
                 break
             # At a tie (of a maximum, at a kink) rounding may say what is right: rows nearly vanish, not wholly.
@@ -127,7 +132,24 @@ class GradientSubject(Subject):
                 continue
             if self._keeps_digits(workload, family):
                 found.append(family)
+        if most is None or most > BIG_CALL_FAMILIES:
+            found += [family for family in rare if self._keeps_digits(workload, family)]
         return tuple(found)
+
+    def _padded(self, workload: str) -> tuple[str, ...]:
+        """Rows of zeros, where nothing has a kink: what fills up a batch is trained on, too."""
+        structures, known = self.structures(workload), self._families.setdefault(workload, {})
+        if "generic" not in structures.values():
+            return ()
+        if "padded" not in known:
+            bent = KinkMode()
+
+            def takes() -> bool:
+                smooth = lambda _: not (bent.found or bent.free)  # noqa: E731
+                return self._watched(workload, "padded", structures, (bent, KinkMode()), smooth)
+
+            known["padded"] = self._agrees(takes)
+        return ("padded",) if known["padded"] else ()
 
     def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Does an operator take values that nobody has rounded that shares a gradient among equal ones, or gives it to

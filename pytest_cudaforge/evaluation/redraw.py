@@ -22,6 +22,8 @@ from torch import Tensor
 __all__ = [
     *(
         "FAMILIES",
+        "HALVES",
+        "LEVELS",
         "HABITS",
         "INTEGERS",
         "REDRAWN",
@@ -82,10 +84,19 @@ FAMILIES = (
         "rectified",
         "spiked",
         "bumped",
+        "levels",
+        "ordered",
+        "padded",
         "deep",
         "empty",
     ),
 )
+
+#: Whole numbers up to these, times a power of two: where a reference rounds to so many levels, by a scale or a range
+#: that it takes from the values, half of them lie between two levels, and nothing is rounded before. The name of the
+#: family has the number behind it.
+HALVES = "halves"
+LEVELS = (254, 255, 15, 14, 256, 510, 30, 31, 62, 63, 6, 7, 2, 3, 127)
 
 #: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
 #: gives the caller something else than usual; of what the values come to, the families say more.
@@ -138,11 +149,15 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
     as calls that warm up are; rectified has rows that are mostly zeros, as a ReLU leaves them: who looks at some of a
     row takes it for empty; spiked has one element of each row further out than the others, by little or by much,
-    wherever it lies, bumped by little alone, since answers to the far ones hide much; deep is below what a maximum is
-    often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
+    wherever it lies, bumped by little alone, since answers to the far ones hide much; in levels rows, or whatever else
+    slices are, lie far from zero each at a place of its own: who takes all relative to the first one's mean loses the
+    others' digits; ordered, for references that order or search, has rows that rise or fall; padded, for gradients
+    alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is often
+    begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
-    False, open such that are nowhere -inf, or all True, absent fewer classes, runs the same one several times in a row,
-    extremes bytes at both ends of their range alone, whose products are the largest.
+    False, stretches such rows for a part, open such that are nowhere -inf, or all True, absent fewer classes, runs
+    the same one several times in a row, extremes bytes at both ends of their range alone, whose products are the
+    largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in _LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()
@@ -169,6 +184,8 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "edges",
             "ties",
             "alike",
+            "levels",
+            "ordered",
             "deep",
             "empty",
         )
@@ -408,6 +425,26 @@ def _shut(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return _with_rows(drawn, False if drawn.dtype == torch.bool else -math.inf, generator)
 
 
+def _stretched(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """With rows of which a stretch is -inf throughout, or False (of some True), as what is padded, or far away, is;
+    something is left of each that had something."""
+    if drawn.dim() < 2 or drawn.shape[-1] < _FEWEST_STRETCHED:
+        return drawn
+    size, device = drawn.shape[-1], drawn.device
+    begins, lengths, chances = (
+        torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) for _ in range(3)
+    )
+    begins, lengths = (begins * size / 2 + 1).floor(), (size * (1 + lengths) / 4).floor()
+    places = torch.arange(size, device=device)
+    within = (places >= begins) & (places < begins + lengths) & (chances < _STRETCHED)
+    if drawn.dtype != torch.bool:
+        shut = drawn.masked_fill(within, -math.inf)
+        return torch.where((shut > -math.inf).any(-1, keepdim=True), shut, drawn)
+    shut = drawn & ~within
+    shut = torch.where(shut.any(-1, keepdim=True), shut, drawn)
+    return torch.where(chances < _STRETCHED / 2, shut, drawn | within)
+
+
 def _open(drawn: Tensor, generator: torch.Generator) -> Tensor:
     """A mask of which the first row, and a few others, are True throughout, or nowhere -inf."""
     opened = drawn | True if drawn.dtype == torch.bool else drawn.masked_fill(drawn == -math.inf, 0.0)
@@ -476,6 +513,8 @@ _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Ten
     ("gaps", "missing"): _missing,
     ("barred", "shut"): _shut,
     ("mask", "shut"): _shut,
+    ("barred", "stretches"): _stretched,
+    ("mask", "stretches"): _stretched,
     ("mask", "open"): _open,
     ("barred", "open"): _open,
     ("pattern", "open"): _open,  # whoever always gives the same may never shut a row
@@ -486,6 +525,8 @@ _LACKING: Mapping[tuple[Structure, str], Callable[[Tensor, torch.Generator], Ten
 }
 #: One entry, and one class, in so many is missing; classes are so many and so large.
 _LACKING_SHARE, _FEWEST_CLASSES, _CLASS_SIZE = 8, 3, 4
+#: The share of rows with a stretch in "stretches", and the shortest such rows.
+_STRETCHED, _FEWEST_STRETCHED = 0.5, 8
 #: The share of elements of "runs" that begin one.
 _RUN_BEGINS = 0.4
 #: "rectified": one row in so many; the share of zeros in it, and how far they reach in long ones.
@@ -524,6 +565,8 @@ _LOWERED_SHARE = 4
 #: How many elements at either end of a tensor are far out in "sparse"; and the first one of one row in so many, the
 #: last one of as many others, and so on, if that is not more than one element in so many.
 _ENDS, _ENDS_SHARE, _ENDS_LEAST = 3, 1 / 4, 256
+#: How far apart the ends of "halves" lie.
+_END_PERIOD = 8
 #: A permutation of so many takes no time.
 _FEW_ROWS = 4096
 #: How far, at least, and for each element of the tensor at its ends: a mean of the magnitudes of n may be off by 7e-6 n
@@ -594,6 +637,14 @@ def _generic(
         return _spiked(values, scale, spread[0] if family == "spiked" else _BUMP, generator)
     if family == "alike":
         return _alike(values, generator, common or generator)
+    if family == "levels":
+        return values.add_(_offsets(values, generator, common or generator).mul_(spread[1] * scale))
+    if family == "ordered":
+        return _sorted_rows(values, generator)
+    if family == "padded":
+        return values.mul_(_faintness(values, scale, (0.0,), generator, common or generator)).add_(0.0)
+    if family.startswith(HALVES):
+        return _between_levels(values, scale, int(family.removeprefix(HALVES)), generator)
     if family == "lowered":
         return values.add_(_signs(values, dtype, generator).mul_(spread[1] * scale))
     if family in SHORTCUTS:
@@ -715,6 +766,44 @@ def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) 
     turned = before.roll(1 + inner % (size - 1), 1)
     rows[:, :half] = torch.where(kinds == 0, before[:, :half], torch.where(kinds == 1, 0.0, rows[:, :half]))
     return rows.copy_(torch.where(kinds == 3, turned, rows)).view(values.shape)
+
+
+def _offsets(values: Tensor, generator: torch.Generator, common: torch.Generator) -> Tensor:
+    """What slices lie about, between -1 and 1: some leading entries are a slice as they are, others fall into one for
+    each entry of the first two dimensions, and so on down to rows; the same ones in all inputs (``common``)."""
+    offsets = torch.zeros_like(values)
+    if values.dim() < 2 or not values.numel():
+        return offsets
+    first = int(torch.randint(1 << 30, (), generator=common, device=common.device))
+    turns = torch.arange(len(values), device=values.device).add(first).remainder(values.dim() - 1)
+    for inner in range(1, values.dim()):
+        shape = (*values.shape[:inner], *(1,) * (values.dim() - inner))
+        level = torch.empty(shape, device=values.device).uniform_(-1.0, 1.0, generator=generator)
+        chosen = (turns == inner - 1).reshape(-1, *(1,) * (values.dim() - 1))
+        offsets = torch.where(chosen, level, offsets)
+    return offsets
+
+
+def _sorted_rows(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Some rows of the last dimension rise, others fall, and others are as they were drawn."""
+    if values.dim() == 0:
+        return values
+    kinds = torch.randint(3, (*values.shape[:-1], 1), generator=generator, device=values.device)
+    rising = values.sort(dim=-1).values
+    return torch.where(kinds == 0, values, torch.where(kinds == 1, rising, rising.flip(-1)))
+
+
+def _between_levels(values: Tensor, scale: float, most: int, generator: torch.Generator) -> Tensor:
+    """Whole numbers from ``-most`` to ``most``, times a power of two, both ends of which occur within each eight
+    elements along every dimension."""
+    values.random_(-most, most + 1, generator=generator)
+    places = torch.zeros((), dtype=torch.int64, device=values.device)
+    for dim, size in enumerate(values.shape):
+        along = torch.arange(size, device=values.device)
+        places = places + along.reshape(-1, *(1,) * (values.dim() - 1 - dim))
+    turn = places.remainder(_END_PERIOD)
+    values = torch.where(turn == 0, float(most), torch.where(turn == _END_PERIOD // 2, -float(most), values))
+    return values.mul_(2.0 ** round(math.log2(_TAILS * scale / most)))
 
 
 def _signs(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

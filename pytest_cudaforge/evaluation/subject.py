@@ -29,7 +29,14 @@ from typing import Any
 import torch
 
 from pytest_cudaforge.errors import DeviceError, TargetError
-from pytest_cudaforge.evaluation.decisions import DecidingMode, MarginMode, decided_by_rounding, exact
+from pytest_cudaforge.evaluation.decisions import (
+    ORDERING,
+    DecidingMode,
+    MarginMode,
+    NamingMode,
+    decided_by_rounding,
+    exact,
+)
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.rare import (
@@ -45,6 +52,8 @@ from pytest_cudaforge.evaluation.rare import (
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import (
     HABITS,
+    HALVES,
+    LEVELS,
     SHORTCUTS,
     Structure,
     between,
@@ -104,6 +113,8 @@ _EDGE_DRAWS = 4
 _SKEWED_SHARE = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
+#: How long levels are looked for between which values may lie.
+_HALVES_S = 1.0
 #: Further draws that show whether values of one sign always have it, and the most that they may take.
 _SIGN_DRAWS, _SIGNED_BYTES = 5, 1 << 27
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
@@ -195,6 +206,7 @@ class Subject:
         self.generated: dict[str, str] = {}
         self._structures: dict[str, dict[str, Structure]] = {}
         self._families: dict[str, dict[str, bool]] = {}
+        self._names: dict[str, frozenset[str]] = {}
         self._rare: dict[str, tuple[Rare | None, dict[str, RareDraws]]] = {}
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int | None] = {}
@@ -417,12 +429,49 @@ class Subject:
             if family not in known:
                 special = {"edges": self._takes_edges, "ties": self._takes_ties}
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
+                special |= {"stretches": self._takes_shut, "ordered": self._takes_ordered}
                 takes = special.get(family, self._takes)
                 known[family] = self._agrees(functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
         if most is None:
+            taken += self._halves(workload, known, structures)
             taken += self._rare_families(workload, known)
         return tuple(taken)
+
+    def _halves(self, workload: str, known: dict[str, bool], structures: Mapping[str, Structure]) -> list[str]:
+        """Where the reference rounds: values halfway between two levels, if nothing is rounded before."""
+        names = [f"{HALVES} {most}" for most in LEVELS] if "generic" in structures.values() else []
+        if any(name in known for name in names) or not names:
+            return [name for name in names if known.get(name)]
+        until = time.monotonic() + _HALVES_S
+        for name in names if "round" in self._operators(workload) else ():
+            known[name] = self._agrees(functools.partial(self._takes_halves, workload, name, structures))
+            if known[name]:
+                return [name]
+            if time.monotonic() > until:
+                break
+        return []
+
+    def _takes_halves(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        leaves, tree = flatten_call(*self.draw(workload, 1))
+        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
+        watch = NamingMode()
+        with watch:
+            outputs = self._outputs(*unflatten_call(tree, leaves))
+        fits = _nonfinite(outputs) <= self._nonfinite_as_drawn(workload)
+        return watch.halves and fits and self._decides_exactly(leaves, tree)
+
+    def _operators(self, workload: str) -> frozenset[str]:
+        """The names of those that forward runs, as drawn."""
+        if workload not in self._names:
+            watch, drawn = NamingMode(), self.draw(workload, 1)
+            with watch:
+                self._outputs(*drawn)
+            self._names[workload] = frozenset(watch.names)
+        return self._names[workload]
+
+    def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        return bool(ORDERING & self._operators(workload)) and self._takes(workload, family, structures)
 
     def _agrees(self, takes: Callable[[], bool]) -> bool:
         """Not where the reference refuses such values, or fp64 (own kernels inside, checks of a dtype), and not where
@@ -1026,7 +1075,7 @@ def redraw_leaves(
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
     shared = 0
-    if family in ("faint", "small", "alike"):
+    if family in ("faint", "small", "alike", "levels", "padded"):
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":

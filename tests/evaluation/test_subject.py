@@ -26,9 +26,9 @@ MANY = (
 #: A bump reaches no further than a spike does in half precision.
 HALF = tuple(family for family in MANY if family != "bumped")
 HOLLOW = ("alike", "empty")
-GENERIC = (*MANY, "alike", "deep", "empty")
+GENERIC = (*MANY, "alike", "levels", "deep", "empty")
 #: Where the answer to zeros is zero nothing says how far off it may be.
-ZERO = (*MANY, "alike", "deep")
+ZERO = (*MANY, "alike", "levels", "deep")
 UNIT = ("shifted", "sparse", "floor", "ceiling")
 
 TARGETS = """
@@ -259,41 +259,47 @@ EXPECTED = {
     "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "rectified", *MANY[7:], *HOLLOW)),
     "stable_softmax": ({"0": "generic"}, GENERIC),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
-    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "deep")),
+    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "deep")),
     "leaky": ({"0": "generic"}, ZERO),
-    "half_softmax": ({"0": "generic"}, (*HALF, "peaks", *HOLLOW)),
+    "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "empty")),
     # It overflows itself.
     # What is beyond fp16 is so for every kernel.
-    "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike")),
+    "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels")),
     "small_values_only": ({"0": "generic"}, ("integer", "sparse", "rectified", "tails", "faint", "uniform", "alike")),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "deep")),
-    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "deep")),
+    "largest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "deep")),
+    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "deep")),
     # Of equal values any may be among the largest two.
-    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
+    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep")),
     # Small values round to equal probabilities, but not in fp64.
-    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "deep")),
-    "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
+    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "deep")),
+    "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep", "halves 254")),
     # Rows without any length are NaN.
-    "unit_rows": ({"0": "generic"}, (*MANY[:8], "small", *MANY[9:], "alike", "deep")),
-    "declared_indices": ({"0": "generic"}, ZERO),
+    "unit_rows": ({"0": "generic"}, (*MANY[:8], "small", *MANY[9:], "alike", "levels", "deep")),
+    "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "deep")),
     # Halves are halves in any order of operations where none of them rounds.
-    "sixteenths": ({"0": "generic"}, (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "deep")),
-    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
-    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "deep")),
+    "sixteenths": (
+        {"0": "generic"},
+        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "levels", "deep", "halves 254"),
+    ),
+    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep")),
+    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep")),
     # A place is no side: of two equal values either may come first.
     "buckets": (
         {"0": "generic", "1": "sorted"},
-        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "deep", "skewed"),
+        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "levels", "deep", "skewed"),
     ),
-    "order_beside_edges": ({"0": "generic", "1": "sorted"}, (*NO_TIES, "small", "bumped", "uniform", "deep", "skewed")),
+    "order_beside_edges": (
+        {"0": "generic", "1": "sorted"},
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep", "skewed"),
+    ),
     "counts_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "deep", "skewed"),
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "deep", "skewed"),
     ),
     "Binned": (
         {"0": "generic"},
-        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "deep"),
+        (*MANY[:5], "spiked", "tails", "small", "bumped", "uniform", "edges", "levels", "deep"),
     ),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, ZERO),
