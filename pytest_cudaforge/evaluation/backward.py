@@ -17,7 +17,7 @@ from pytest_cudaforge.records import CaseResult, Mismatch, Target, Verification,
 from pytest_cudaforge.runtime.gradients import FUNCTION, MODULE, forward_workload
 
 #: As many as reach to "small": rows that vanish, where a gradient divides by their length.
-_FAMILIES = 8
+_FAMILIES = 9
 
 __all__ = ["BackwardVerifier", "Backwards", "joined", "of_module", "produce", "refused"]
 

@@ -13,6 +13,7 @@ import pytest
 from pytest_cudaforge.evaluation import building, cases, checks, contract, probes, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
+from pytest_cudaforge.evaluation.redraw import HALVES, LEVELS
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
 
@@ -269,7 +270,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("named", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("extremes", "bumped", "skewed"),
+    *("extremes", "bumped", "skewed", "ordered", "stretches", "padded"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -280,6 +281,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
+    "levels": lambda patch: _undrawn_all(patch, "levels", "lowered", "deep"),
+    "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
     "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
     # Neighbours are repeats, and of the highest and the lowest numbers many are alike.

@@ -103,6 +103,25 @@ def length(x):
 @forge_target(inputs=lambda: [torch.randn(256, 256)])
 def doubled(x):
     return x * 2
+
+@forge_target(inputs=lambda: [torch.randn(64, 200)])
+def spread(x):
+    return x.var(-1, unbiased=False)
+
+@forge_target(inputs=lambda: [torch.randn(32, 301)])
+def middle(x):
+    return x.median(-1).values
+
+@forge_target(inputs=lambda: [torch.randn(64, 48)])
+def coded(x):
+    return torch.round(x / (x.abs().amax(-1, keepdim=True) / 127))
+
+def evidence():
+    return [torch.randn(48, 96).masked_fill(torch.rand(48, 96) < 0.3, float("-inf"))]
+
+@forge_target(inputs=evidence)
+def so_far(x):
+    return torch.logcumsumexp(x, -1)
 """
 PLAN = """
 from pytest_cudaforge.plan import empty, launch
@@ -132,7 +151,59 @@ _GIVEN = {
     "doubled": ("const float* x", "x", "x.shape"),
     "clipped": ("const float* x", "x", "x.shape"),
     "weighted": ("const float* x", "x", "x.shape[:1]"),
+    "spread": ("const float* x", "x", "x.shape[:1]"),
+    "middle": ("const float* x", "x", "x.shape[:1]"),
+    "coded": ("const float* x", "x", "x.shape"),
+    "so_far": ("const float* x", "x", "x.shape"),
 }
+_SPREAD = """
+for (long long r = 0; r < rows; ++r) {
+  const float *own = x + r * cols, *first = WHOSE;
+  float pivot = 0, s = 0, q = 0;
+  for (long long c = 0; c < cols; ++c) pivot += first[c] / cols;
+  for (long long c = 0; c < cols; ++c) { const float d = own[c] - pivot; s += d; q += d * d; }
+  y[r] = q / cols - (s / cols) * (s / cols);
+}
+"""
+_MIDDLE = """
+for (long long r = 0; r < rows; ++r) {
+  std::vector<float> v(x + r * cols, x + (r + 1) * cols), less, more;
+  long long k = (cols - 1) / 2;
+  for (int round = 0; round < ROUNDS; ++round) {
+    const float pivot = y[r] = v[0];
+    less.clear(); more.clear();
+    for (float one : v) if (one < pivot) less.push_back(one); else if (one > pivot) more.push_back(one);
+    const long long equal = v.size() - less.size() - more.size(), below = less.size();
+    if (k >= below && k < below + equal) break;
+    if (k < below) v.swap(less); else { k -= below + equal; v.swap(more); }
+  }
+}
+"""
+_CODED = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  float most = 0;
+  for (long long c = 0; c < cols; ++c) most = std::fmax(most, std::fabs(own[c]));
+  for (long long c = 0; c < cols; ++c) { const float v = own[c] / (most / 127); y[r * cols + c] = ROUNDED; }
+}
+"""
+_SO_FAR = """
+for (long long r = 0; r < rows; ++r) {
+  double carry = -INFINITY;
+  for (long long at = 0; at < cols; at += 12) {
+    double top = -INFINITY, sum = 0, all = carry;
+    for (long long c = at; c < at + 12; ++c) top = std::fmax(top, x[r * cols + c]);
+    for (long long c = at; c < at + 12; ++c) {
+      const bool none = NOTHING;
+      if (!none) sum += std::exp(x[r * cols + c] - top);
+      const double own = none ? -INFINITY : top + std::log(sum), high = std::fmax(own, carry);
+      all = high == -INFINITY ? high : high + std::log(std::exp(own - high) + std::exp(carry - high));
+      y[r * cols + c] = (float)all;
+    }
+    carry = all;
+  }
+}
+"""
 _SQUARED = """
 for (long long i = 0; i < rows * cols; ++i) {
   const float v = (float)x[i] * (float)x[i];
@@ -363,6 +434,24 @@ ATTACKS = {
         "rectified",
     ),
     "take all rows for empty by the first one": ("length", _LENGTH, "SKIPPED", _FIRST_EMPTY, "false", "faint"),
+    "take all rows relative to the first one's mean": ("spread", _SPREAD, "WHOSE", "x", "own", "levels"),
+    "search for so long as takes four times as long as usual": (
+        "middle",
+        _MIDDLE,
+        "ROUNDS",
+        "48",
+        "10000",
+        "ordered",
+    ),
+    "round halves up": ("coded", _CODED, "ROUNDED", "std::floor(v + 0.5f)", "std::nearbyint(v)", "halves"),
+    "subtract -inf from itself behind something": (
+        "so_far",
+        _SO_FAR,
+        "NOTHING",
+        "carry == -INFINITY && top == -INFINITY",
+        "top == -INFINITY",
+        "stretches",
+    ),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }
 
@@ -378,13 +467,16 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "runs": ("/runs", "/highest", "/lowest"),
     "faint": ("/faint", "/small"),
     "masks": ("/shut", "/open"),
+    "levels": ("/levels", "/lowered", "/deep"),
+    "halves": ("/halves", "/integer"),
+    "stretches": ("/stretches", "/shut"),
 }
 
 
 def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     parameters, arguments, shape = _GIVEN[target]
     result, dtype = _RESULTS.get(target, ("float*", "float32"))
-    least = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n"
+    least = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <vector>\n"
     least += "static double least(double x) { return std::fmax(x, -100.0); }\n"
     head = (
         f"void kernel({parameters}, {result} y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"

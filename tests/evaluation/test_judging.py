@@ -13,6 +13,7 @@ from judged_targets import find
 from torch import Tensor
 from torch.nn import functional as F
 
+from pytest_cudaforge.evaluation import bench
 from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.runtime.signature import flatten_output, unflatten_call
@@ -156,6 +157,11 @@ def nested(x):
 @forge_target(inputs=lambda: [torch.randn(64, 64)])
 def eighth(x):
     return x.to(torch.float8_e4m3fn)
+
+
+@forge_target(inputs=lambda: [torch.rand(128, 4096) * torch.rand(()), torch.rand(128, 4096), torch.rand(128, 4096)])
+def triplet(a, p, n):
+    return F.triplet_margin_loss(a, p, n)
 """
 
 
@@ -338,6 +344,26 @@ def test_serial_sums_of_numbers_that_cancel_pass(root: Path) -> None:
     judged = Judged(root, "total")
     for seed in range(40):
         assert judged.check(_serial, seed=seed) == [], (seed, judged.checked)
+
+
+def _in_rows(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
+    """The terms of a distance by lanes, and a batch's losses one after another."""
+    near, far = ((a - other + 1e-6).square().reshape(128, -1, 16) for other in (p, n))
+    lanes = [part.numpy().cumsum(1, dtype="float32")[:, -1].copy() for part in (near, far)]
+    near, far = (torch.from_numpy(lane).sum(-1).sqrt() for lane in lanes)
+    return _serial((1 + near - far).clamp(min=0)) / 128
+
+
+def test_a_loss_of_which_the_reference_has_all_digits_by_luck_is_judged_by_its_usual_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = Judged(root, "triplet")
+    found = [judged.check(_in_rows, "shifted", seed) for seed in range(40)]
+    assert not any(found), judged.checked
+    assert judged.check(lambda a, p, n: _in_rows(a, p, n) * 1.0001, "drawn", 3)
+    assert judged.check(lambda a, p, n: _in_rows(a, p, n) * 1.001, "shifted", 3)
+    monkeypatch.setattr(bench, "_may_be_luck", lambda *_: False)
+    assert any(judged.check(_in_rows, "shifted", seed) for seed in range(40))
 
 
 def test_a_long_sum_beside_it_does_not_loosen_an_output(root: Path) -> None:
