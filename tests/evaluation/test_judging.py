@@ -358,12 +358,29 @@ def test_a_loss_of_which_the_reference_has_all_digits_by_luck_is_judged_by_its_u
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = Judged(root, "triplet")
-    found = [judged.check(_in_rows, "shifted", seed) for seed in range(40)]
-    assert not any(found), judged.checked
+    for seed in range(25):
+        assert judged.check(_in_rows, "shifted", seed) == [], (seed, judged.checked)
     assert judged.check(lambda a, p, n: _in_rows(a, p, n) * 1.0001, "drawn", 3)
     assert judged.check(lambda a, p, n: _in_rows(a, p, n) * 1.001, "shifted", 2)
+    # As far off as the reference may be, but for seeds at which it is not by luck.
+    off = [_off_by_the_usual_error(judged, seed) for seed in range(25)]
+    lucky = [(seed, value) for seed, value in enumerate(off) if value is not None]
+    assert lucky
+    for seed, value in lucky:
+        assert judged.check(lambda *_, value=value: value, "shifted", seed) == [], judged.checked
     monkeypatch.setattr(bench, "_may_be_luck", lambda *_: False)
-    assert any(judged.check(_in_rows, "shifted", seed) for seed in range(40))
+    for seed, value in lucky:
+        assert judged.check(lambda *_, value=value: value, "shifted", seed)
+
+
+def _off_by_the_usual_error(judged: Judged, seed: int) -> Tensor | None:
+    """A few times as far off; None where the reference is about as far off as it usually is."""
+    judged.check(_in_rows, "shifted", seed)
+    expected = judged.bench._expectation(0)
+    reference, exact = expected.reference["out"].double(), expected.oracle["out"]
+    usual = judged.bench._usual_error("out", expected)
+    least = max(float((reference - exact).abs()), float(exact.abs()) * 2.0**-23)
+    return (exact + 6 * usual).float() if usual > 8 * least else None
 
 
 def test_a_long_sum_beside_it_does_not_loosen_an_output(root: Path) -> None:
