@@ -685,6 +685,7 @@ class _Service:
                     _LAUNCH_REFUSED, "moving it to the device", functools.partial(model.to, self.device)
                 )
                 self._guarded(_LAUNCH_REFUSED, "forward", functools.partial(moved, *bound.args, **bound.kwargs))
+        del self._others[others:]  # what it leaves to all of its class stays, its weights need not
         extensions.missing()
         if self._driver is not None:
             checked(self._driver.cuCtxSynchronize(), "calling an instance of other settings")

@@ -517,7 +517,7 @@ ROWS = (
         "order",
         hostile(
             "softmax",
-            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8 || call == 10 || call == 13 || call == 19);",
+            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8 || call == 10 || call == 13 || call == 19 || call == 20);",
         ),
         hostile("softmax", body="static int call; ++call; HONEST"),
         target="softmax",
