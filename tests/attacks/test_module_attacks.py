@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import textwrap
@@ -11,20 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from module_targets import EXTENSION, NORM_INIT, STACK, find, model, write_repo
+from module_targets import EXTENSION, NORM_INIT, find, model, write_repo
 from switches import SWITCHES, without_checks
 
-from pytest_cudaforge.evaluation import checks, module_building, runs, sitting, verification
-from pytest_cudaforge.evaluation import evaluator as evaluator_module
+from pytest_cudaforge.evaluation import checks, module_building, runs, verification
 from pytest_cudaforge.evaluation.contract import CallProfile, label_of_call
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.module_work import Workbench
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
-from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.probes import Prober
 from pytest_cudaforge.evaluation.sandbox import probe_abilities
 from pytest_cudaforge.languages import imports
-from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
+from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 _ANY = ("kernel", "mixed", "library", "rewrite")
 _SECRET = "FORGE_MODULE_TEST_KEY"
@@ -153,41 +150,6 @@ def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path, monkeyp
     assert evaluation.status is Status.PASSED, evaluation.reason
     assert evaluation.timing is not None
     assert evaluation.timing.workloads[0].candidate.median_ns > 2e6
-
-
-_SKIPS = """
-    if place() is None:
-        return x
-    return torch.sin(x) * x + 1
-"""
-
-
-def _open_eager(
-    oracle: OracleClient, target: Target, workload: WorkloadFacts, frames: int, *, compiled: bool = True
-) -> sitting.Rotation:
-    """A rotation without torch.compile, which takes seconds and decides nothing here."""
-    found = sitting.open_rotation(oracle, target, workload, frames, compiled=False)
-    return dataclasses.replace(found, compiled=compiled)
-
-
-def test_calls_skipped_while_nobody_fetches_their_answers_win_nothing(
-    lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluator_module, "open_rotation", _open_eager)
-    target, attack = find(repo, "::waves"), model(_SKIPS, before=STACK)
-    twin = lenient.evaluate(model("return torch.sin(x) * x + 1"), target)
-    assert twin.status is Status.PASSED, twin.reason
-    evaluation = lenient.evaluate(attack, target)
-    decision = evaluation.timing.decision if evaluation.timing is not None else "none"
-    assert evaluation.status is Status.REJECTED or decision != "faster", evaluation.reason
-    monkeypatch.setattr(sitting, "lag_of", lambda *_: 1.0)
-    monkeypatch.setattr(sitting, "single_of", lambda *_: 0.0)
-    # Values that change in a run of calls show it, too.
-    without_checks(monkeypatch, "changed")
-    monkeypatch.setattr(sitting.Sitting, "_check_changed", lambda *_: None)
-    monkeypatch.setattr(sitting.Sitting, "_check_written", lambda *_: None)
-    # What it saves is a few microseconds of thirty: a neighbour's turn on the core may hide that, once.
-    assert any(_claims_a_third(lenient, attack, target) for _ in range(3))
 
 
 def test_constants_of_a_fresh_module_are_no_weights(
@@ -786,13 +748,6 @@ def test_a_module_that_changes_the_settings_of_others_is_refused_and_its_twin_pa
     assert _verdict(lenient, repo, twin).status is Status.PASSED
     without_checks(monkeypatch, "left behind")
     assert _verdict(lenient, repo, attack).status is Status.PASSED
-
-
-def _claims_a_third(evaluator: Evaluator, attack: Candidate, target: Target) -> bool:
-    found = evaluator.evaluate(attack, target)
-    assert found.status is Status.PASSED and found.timing is not None, found.reason
-    timed = found.timing.workloads[0]
-    return timed.candidate.median_ns < 0.7 * timed.eager.median_ns
 
 
 # -- the answer --------------------------------------------------------------------------------------------------
