@@ -748,23 +748,32 @@ class Bench:
 
     def _usual_error(self, path: str, expected: _Expected) -> float:
         """How far the reference is off (rms) on inputs that are nearly these: of the few sums of a loss one may happen
-        to come out right to the last digit."""
+        to come out right to the last digit. 0 where it has no fp64 form, or no memory for one."""
         if path not in expected.usual:
             frame, until = self._frame_of(expected.case), time.monotonic() + _USUAL_S
-            squares = []
-            for seed in range(_USUAL_RUNS):
-                near = {
-                    p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in frame.inputs.items()
-                }
-                other = replace(frame, inputs=near)
-                outputs, mutated, _ = self._reference_run(other)
-                exact, _, _ = self._run_oracle(other, mutated)
-                squares.append(float((outputs[path].double() - exact[path]).abs().square().mean()))
-                if time.monotonic() > until:
-                    break
+            squares: list[float] = []
+            try:
+                for seed in range(_USUAL_RUNS):
+                    squares.append(self._squared_error(path, frame, seed))
+                    if time.monotonic() > until:
+                        break
+            except torch.OutOfMemoryError:
+                squares.clear()
+            except TargetError as error:
+                if is_fatal(error):
+                    raise
+                squares.clear()
             known = [square for square in squares if math.isfinite(square)]
             expected.usual[path] = math.sqrt(sum(known) / len(known)) if known else 0.0
         return expected.usual[path]
+
+    def _squared_error(self, path: str, frame: _Frame, seed: int) -> float:
+        """The mean square of what the reference is off by on inputs near the frame's."""
+        near = {p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in frame.inputs.items()}
+        other = replace(frame, inputs=near)
+        outputs, mutated, _ = self._reference_run(other)
+        exact, _, _ = self._run_oracle(other, mutated)
+        return float((outputs[path].double() - exact[path]).abs().square().mean())
 
     def _zones_changed(self, outputs: Mapping[str, Any]) -> Iterator[Mismatch]:
         for offset in self._zones.changed():

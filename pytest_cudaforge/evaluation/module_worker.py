@@ -185,7 +185,8 @@ class ModuleWorker(Worker):
         return _start_of(reply.text)
 
     def set_threads(self, count: int, *, alone: bool = False, limit: int = 0) -> None:
-        """CPU only: torch.set_num_threads, which says how many OpenMP's parallel regions get, too."""
+        """CPU only: torch.set_num_threads, which says how many OpenMP's parallel regions get, too; of a module nobody
+        asks for teams of fewer (``alone``, ``limit``)."""
         self._ask(_TORCH_THREADS, {"count": count}, "setting the number of threads", 30)
 
     def run(

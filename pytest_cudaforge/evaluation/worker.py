@@ -467,7 +467,10 @@ class _Service:
             else:
                 if self._device != "cpu":
                     self._crowded().soil()
-                _run_limited(bound.run, self._limit) if self._limit else bound.run()
+                if self._limit:
+                    _run_limited(bound.run, self._limit)
+                else:
+                    bound.run()
             self._synchronize(f"running {asked['which']}")
         elif request.operation == _RUN_MANY:
             self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])

@@ -159,6 +159,13 @@ def eighth(x):
     return x.to(torch.float8_e4m3fn)
 
 
+@forge_target(inputs=lambda: [torch.randn(32, 64)])
+def single_loss(x):
+    if x.dtype != torch.float32:
+        raise TypeError("float32 only")
+    return x.square().mean()
+
+
 @forge_target(inputs=lambda: [torch.rand(128, 4096) * torch.rand(()), torch.rand(128, 4096), torch.rand(128, 4096)])
 def triplet(a, p, n):
     return F.triplet_margin_loss(a, p, n)
@@ -371,6 +378,13 @@ def test_a_loss_of_which_the_reference_has_all_digits_by_luck_is_judged_by_its_u
     monkeypatch.setattr(bench, "_may_be_luck", lambda *_: False)
     for seed, value in lucky:
         assert judged.check(lambda *_, value=value: value, "shifted", seed)
+
+
+def test_a_loss_without_an_fp64_form_has_no_usual_error_and_is_judged_all_the_same(root: Path) -> None:
+    judged = Judged(root, "single_loss")
+    assert judged.check(lambda x: x.float().square().mean()) == [], judged.checked
+    assert judged.check(lambda x: x.float().square().mean() * (1 + 1e-5)), judged.checked
+    assert judged.bench._usual_error("out", judged.bench._expectation(0)) == 0.0
 
 
 def _off_by_the_usual_error(judged: Judged, seed: int) -> Tensor | None:
