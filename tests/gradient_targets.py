@@ -49,6 +49,16 @@ def attention(q, k, v):
     return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
+@forge_target(inputs=lambda: [torch.randint(0, 60000, (2, 8))], init=lambda: [60000, 4, 1234], grad=True)
+class Words(nn.Module):
+    def __init__(self, count, dim, padding):
+        super().__init__()
+        self.weight, self.padding = nn.Parameter(torch.randn(count, dim)), padding
+
+    def forward(self, ids):
+        return nn.functional.embedding(ids, self.weight, padding_idx=self.padding)
+
+
 @forge_target(inputs=lambda: [torch.randn(8, 64)], grad=True)
 def scale_(x):
     return x.mul_(2)
@@ -252,9 +262,36 @@ def plan_backward(x, scale, shift, grad_out):
     return {"shift": dshift, "x": dx, "scale": None}
 """
 
+WORDS_SOURCE = """
+void words(const long long* ids, const float* w, float* y, long long count, long long dim) {
+  for (long long i = 0; i < count * dim; ++i) y[i] = w[ids[i / dim] * dim + i % dim];
+}
+
+void words_backward(const long long* ids, const float* g, float* dw, long long count, long long dim,
+                    long long padding) {
+  for (long long i = 0; i < count; ++i)
+    for (long long c = 0; c < dim; ++c) dw[ids[i] * dim + c] += ids[i] == padding ? 0 : g[i * dim + c];
+}
+"""
+
+WORDS_PLAN = """
+from pytest_cudaforge.plan import empty, launch, zeros
+
+def plan(module, ids):
+    y = empty((*ids.shape, module.weight.shape[1]), module.weight.dtype)
+    launch("words", args=(ids, module.weight, y, ids.numel(), module.weight.shape[1]))
+    return y
+
+def plan_backward(module, ids, out, grad_out):
+    dw = zeros(module.weight.shape, module.weight.dtype)
+    launch("words_backward", args=(ids, grad_out, dw, ids.numel(), module.weight.shape[1], module.padding))
+    return {"weight": dw}
+"""
+
 _FILES = {
     "Gate": (GATE_SOURCE, GATE_PLAN),
     "softmax": (SOFTMAX_SOURCE, SOFTMAX_PLAN),
+    "Words": (WORDS_SOURCE, WORDS_PLAN),
     "unit": (UNIT_SOURCE, UNIT_PLAN),
     "parts": (PARTS_SOURCE, PARTS_PLAN),
     "peak": (PEAK_SOURCE, PEAK_PLAN),

@@ -42,6 +42,7 @@ _ATTACKS: dict[str, tuple[Candidate, Status, str, Callable[[pytest.MonkeyPatch],
     "a term forgotten where it is small": (candidate("softmax", source=("(q[c] - sum)", "(q[c] - (std::fabs(sum) > .2 ? sum : 0))")), _WRONG, "input 0 (x)", _BLIND),
     "the formula of long rows for those that are shorter than eps": (candidate("unit", source=("if (n < 1e-6) n = 1e-6, along = 0;", "")), _WRONG, "/small: the gradient of input 0 (x)", _few_families),
     "nothing for what is multiplied by nothing": (candidate(source=("sum_w += (double)g[i] * s;", "sum_w += w[c] == 0 ? 0 : (double)g[i] * s;")), _WRONG, "parameter weight", SWITCHES["weights"]),
+    "a gradient for what is padding": (candidate("Words", source=("ids[i] == padding ? 0 : g", "g")), _WRONG, "/named: the gradient of parameter weight", SWITCHES["named"]),
     "nothing for rows of zeros": (candidate(source=("dx[i] = g[i]", "bool none = true; for (long long k = 0; k < cols; ++k) none &= x[r * cols + k] == 0; dx[i] = none ? 0 : g[i]")), _WRONG, "/padded: the gradient of input 0 (x)", SWITCHES["padded"]),
     "all of it to each of equal ones": (candidate("peak", source=("g[r] / equal", "g[r]")), _WRONG, "/ties: the gradient of input 0 (x)", SWITCHES["ties"]),
     "the gradient of the sum whatever comes in": (candidate(source=("sum_b += g[i]", "sum_b += 1")), _WRONG, "parameter bias", _BLIND),
@@ -70,7 +71,7 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
 
 
 def _target(name: str) -> str:
-    found = {"small": "softmax", "shorter": "unit", "equal": "peak"}
+    found = {"small": "softmax", "shorter": "unit", "equal": "peak", "padding": "Words"}
     return next((target for word, target in found.items() if word in name), "Gate")
 
 
@@ -94,7 +95,7 @@ def test_it_passes_without_its_defence(
     assert found.status is Status.PASSED, found.reason
 
 
-@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts", "peak"])
+@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts", "peak", "Words"])
 def test_honest_twin_passes(evaluator: Evaluator, repo: Path, name: str) -> None:
     found = evaluator.evaluate(candidate(name), find(repo, name), timing=False)
     assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason
