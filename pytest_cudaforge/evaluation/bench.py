@@ -28,6 +28,15 @@ from pytest_cudaforge.evaluation.correctness import (
     judge_output,
     judge_pointed,
 )
+from pytest_cudaforge.evaluation.exchanges import (
+    EXCHANGES,
+    exchangeable,
+    exchanged,
+    exchanged_integers,
+    exchanged_mask,
+    nudged_values,
+    unravelled,
+)
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.precision import (
@@ -38,16 +47,7 @@ from pytest_cudaforge.evaluation.precision import (
     precision_flags,
     widened,
 )
-from pytest_cudaforge.evaluation.redraw import (
-    EXCHANGES,
-    REDRAWN,
-    exchangeable,
-    exchanged,
-    exchanged_integers,
-    exchanged_mask,
-    nudged_values,
-    unravelled,
-)
+from pytest_cudaforge.evaluation.structures import REDRAWN
 from pytest_cudaforge.evaluation.subject import WHOLE, Subject, Weights, is_fatal
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant

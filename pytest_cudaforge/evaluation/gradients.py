@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.precision import (
     widened,
 )
 from pytest_cudaforge.evaluation.rare import RARE, RARE_DRAWS
-from pytest_cudaforge.evaluation.redraw import Structure
+from pytest_cudaforge.evaluation.structures import Structure
 from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload

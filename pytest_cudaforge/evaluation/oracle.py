@@ -343,7 +343,7 @@ class OracleClient:
         return tuple(from_json(LintFinding, finding) for finding in found)
 
     def structures(self, target: Target, workload: str) -> dict[str, str]:
-        """By input path: a ``Structure`` of :mod:`pytest_cudaforge.evaluation.redraw`."""
+        """By input path: a ``Structure`` of :mod:`pytest_cudaforge.evaluation.structures`."""
         args = {"target": to_json(target), "workload": workload}
         try:
             found: dict[str, str] = self.request("structures", **args)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_cudaforge.evaluation.redraw import INTEGERS
+from pytest_cudaforge.evaluation.structures import INTEGERS
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = [

@@ -37,6 +37,8 @@ from pytest_cudaforge.evaluation.decisions import (
     decided_by_rounding,
     exact,
 )
+from pytest_cudaforge.evaluation.exchanges import between, with_values_of
+from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.rare import (
@@ -50,25 +52,15 @@ from pytest_cudaforge.evaluation.rare import (
     rarities_of,
 )
 from pytest_cudaforge.evaluation.reads import reads_of
-from pytest_cudaforge.evaluation.redraw import (
+from pytest_cudaforge.evaluation.redraw import SHORTCUTS, families_of, redraw
+from pytest_cudaforge.evaluation.structures import Structure, looks_normal, ordered_values, structure_of, structures_of
+from pytest_cudaforge.evaluation.weights import (
     HABITS,
-    HALVES,
-    LEVELS,
-    SHORTCUTS,
-    Structure,
-    between,
     exchange_weights,
     exchangeable_weights,
-    families_of,
-    looks_normal,
     nudge_weights,
-    ordered_values,
-    redraw,
     rerandomise,
-    structure_of,
-    structures_of,
     takes_on,
-    with_values_of,
 )
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.signature import (

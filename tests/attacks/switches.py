@@ -12,8 +12,8 @@ import pytest
 
 from pytest_cudaforge.evaluation import building, cases, checks, contract, probes, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
+from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
-from pytest_cudaforge.evaluation.redraw import HALVES, LEVELS
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
 

@@ -1,0 +1,128 @@
+"""Tensors of which little is new: a few elements have changed places, or are another tensor's, or all have moved by a
+little. Who remembers an answer, and looks at some of an input, takes them for the old ones. In the oracle's process
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.evaluation.structures import INTEGERS, LEAST_EXCHANGED
+
+__all__ = [
+    "EXCHANGES",
+    "between",
+    "exchangeable",
+    "exchanged",
+    "exchanged_integers",
+    "exchanged_mask",
+    "nudged_values",
+    "unravelled",
+    "with_values_of",
+]
+
+#: Pairs of elements that change places where only few of them shall.
+EXCHANGES = 4
+#: By how much of itself, or twice that.
+_NUDGE = 1e-5
+#: Pairs of them: answers that count or add up take some changes for none.
+_EXCHANGED_INTEGERS = 16
+#: How many of the elements of "edges" are another tensor's.
+_EDGES_SHARE = 1 / 16
+
+
+def between(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What lies in the middle of two neighbours each, along the last dimension."""
+    return [(tensor[..., 1:] + tensor[..., :-1]) / 2 for tensor in tensors if tensor.dim()]
+
+
+def with_values_of(
+    leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator, share: float = _EDGES_SHARE
+) -> Tensor:
+    """``leaf`` with a share of its elements exchanged for elements of ``others`` of its dtype; itself where none is."""
+    pools = [other.detach().flatten() for other in others if other.dtype == leaf.dtype]
+    if not pools or not leaf.numel():
+        return leaf
+    pool = torch.cat(pools)
+    places = torch.randint(len(pool), leaf.shape, generator=generator, device=leaf.device)
+    chosen = torch.rand(leaf.shape, generator=generator, device=leaf.device) < share
+    changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return changed.copy_(torch.where(chosen, pool[places], leaf))
+
+
+def nudged_values(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    """``leaf`` a little smaller, as a step of an optimizer moves it: by more than rounding, and by so little that who
+    asks whether it is nearly what it was may say yes."""
+    less = 1 - _NUDGE * (1 + torch.rand((), generator=generator).item())
+    return leaf * less if leaf.is_floating_point() or leaf.is_complex() else leaf
+
+
+def exchangeable(leaf: Tensor) -> bool:
+    """Whether numbers of ``leaf`` may change places: integers that follow no order along any dimension."""
+    if leaf.dtype not in INTEGERS or leaf.numel() < LEAST_EXCHANGED:
+        return False
+    for dim in range(leaf.dim()):
+        if leaf.shape[dim] > 1:
+            steps = leaf.diff(dim=dim)
+            if bool((steps >= 0).all(dim).any()) or bool((steps <= 0).all(dim).any()):
+                return False
+    return True
+
+
+def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    """``leaf`` with a few pairs of numbers exchanged, those of a pair in one row where no row has a number twice; the
+    commonest number, which may be padding, stays where it is."""
+    changed = leaf.clone()
+    rows = changed.reshape(-1, leaf.shape[-1])
+    once = bool((rows.sort(-1).values.diff(dim=-1) != 0).all())
+    places = (rows != rows.flatten().mode().values).nonzero().cpu()
+    if len(places) < 2:
+        return leaf
+    for _ in range(_EXCHANGED_INTEGERS):
+        first = places[int(torch.randint(len(places), (1,), generator=generator))]
+        others = places[places[:, 0] == first[0]] if once else places
+        other = others[int(torch.randint(len(others), (1,), generator=generator))]
+        one, two = tuple(first.tolist()), tuple(other.tolist())
+        rows[one], rows[two] = rows[two].clone(), rows[one].clone()
+    return rows.reshape(leaf.shape)
+
+
+def exchanged_mask(mask: Tensor, generator: torch.Generator) -> Tensor:
+    """``mask`` with a few pairs of True and False exchanged: as many of either are left."""
+    changed = mask.flatten().clone()
+    sides = [(changed == side).nonzero().flatten().cpu() for side in (True, False)]
+    count = min(EXCHANGES, *map(len, sides))
+    for side, places in zip((False, True), sides, strict=True):
+        chosen = torch.randperm(len(places), generator=generator)[:count]
+        changed[places[chosen].to(mask.device)] = side
+    return torch.empty_like(mask).copy_(changed.view(mask.shape))
+
+
+def exchanged(leaf: Tensor, generator: torch.Generator, pairs: int = EXCHANGES) -> Tensor:
+    """``leaf`` with a few pairs of elements exchanged, those of each pair as far from each other as a few allow; every
+    other pair within a row, so that nothing of that row but its order is another."""
+    if leaf.numel() < 2:
+        return leaf
+    changed = leaf.clone()
+    for pair in range(pairs):
+        places = torch.randint(leaf.numel(), (16,), generator=generator).tolist()
+        if pair % 2 and leaf.dim() and leaf.shape[-1] > 1:
+            row = places[0] // leaf.shape[-1] * leaf.shape[-1]
+            places = [row + place % leaf.shape[-1] for place in places]
+        indices = [tuple(unravelled(place, tuple(leaf.shape))) for place in places]
+        values = [float(changed[index].abs() if leaf.is_complex() else changed[index]) for index in indices]
+        far = max(range(len(values)), key=lambda i: abs(values[i] - values[0]))
+        one, other = changed[indices[0]].clone(), changed[indices[far]].clone()
+        changed[indices[0]], changed[indices[far]] = other, one
+    return changed
+
+
+def unravelled(place: int, shape: tuple[int, ...]) -> list[int]:
+    index = []
+    for size in reversed(shape):
+        index.append(place % size)
+        place //= size
+    return index[::-1]

@@ -1,0 +1,156 @@
+"""New weights that keep what the old ones mean. In the oracle's process only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.evaluation.exchanges import EXCHANGES, exchanged, nudged_values
+
+__all__ = ["HABITS", "exchange_weights", "exchangeable_weights", "nudge_weights", "rerandomise", "takes_on"]
+
+#: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
+_LOG_VARIANCES = (-2.0, 2.0)
+#: Of how many seeds weights are as trained ones: a share of them is so many times as large as the others; and a gain
+#: that is constant and smaller than this is drawn around that.
+_TRAINED, _OUTLIERS, _OUTLYING, _FEWEST_WEIGHTS = 0.5, 1 / 1024, 16.0, 256
+_SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
+
+#: What training may do to weights, where the reference bears it. turned: some gains of many are negative, which nothing
+#: keeps from it (a maximum taken before the gain is then a minimum); muted: some of a vector are zero, as the last gain
+#: of a residual branch is at first (what was multiplied by them cannot be told from the answer); pruned: some rows are
+#: zero, which show a small constant that keeps a division finite; thinned: some elements are zero, wherever they lie.
+HABITS = ("turned", "muted", "pruned", "thinned")
+_TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
+
+
+def rerandomise(
+    module: torch.nn.Module, seed: int, habits: Collection[str] = (), *, trained: bool | None = None
+) -> None:
+    """Draw new floating parameters in place: the old ones' scale (fan-in for constants), ties and exact zeros kept,
+    what was positive stays positive. Running statistics get plausible values; other buffers stay as constructed.
+
+    Of some seeds (of all or none, as ``trained`` says) a few weights are far larger than the others, as trained ones
+    are (what stores a row's weights by its largest one in few bits errs there), small gains have grown, as those of
+    residual branches do, and weights have ``habits``, of :data:`HABITS`.
+    """
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    generator = torch.Generator(device=device).manual_seed(seed)
+    drawn = bool(torch.rand((), generator=generator, device=device) < _TRAINED)
+    trained = drawn if trained is None else trained
+    for parameter in module.parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            _rerandomise_parameter(parameter, generator, trained)
+    for name, buffer in module.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_(generator=generator).mul_(0.5)
+        elif name.endswith("running_var"):
+            buffer.uniform_(*_LOG_VARIANCES, generator=generator).exp_()
+            if trained and buffer.numel() >= _FEWEST_CHANNELS:  # a channel that is always off
+                buffer[torch.randint(buffer.numel(), (), generator=generator, device=buffer.device)] = 0.0
+    for habit in HABITS if trained else ():
+        for parameter in module.parameters() if habit in habits else ():
+            if _takes_on(habit, parameter):
+                _wear(habit, parameter, generator)
+
+
+def takes_on(module: torch.nn.Module, habit: str) -> bool:
+    """Has it weights that would be others with this habit of :data:`HABITS`?"""
+    return any(_takes_on(habit, parameter) for parameter in module.parameters())
+
+
+def _takes_on(habit: str, weights: Tensor) -> bool:
+    """A single gain may be an exponent or a temperature, and few rows are no rows of classes or channels."""
+    if not weights.is_floating_point():
+        return False
+    if habit == "turned":
+        return weights.numel() >= _FEWEST_CHANNELS and bool((weights > 0).all())
+    if habit == "muted":
+        return weights.dim() == 1 and len(weights) >= _FEWEST_CHANNELS and bool((weights != 0).all())
+    if habit == "thinned":
+        return weights.dim() > 1 and weights.numel() >= _FEWEST_WEIGHTS
+    return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
+
+
+def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
+    """Some numbers of ``weights`` become negative, or zero, or some rows zero: at least one."""
+    with torch.no_grad():
+        if habit == "turned":
+            turned = _some(weights.numel(), _TURNED, generator, weights.device).reshape(weights.shape)
+            weights.copy_(torch.where(turned, -weights, weights))
+        elif habit in ("muted", "thinned"):
+            share = _MUTED if habit == "muted" else _THINNED
+            weights[_some(weights.numel(), share, generator, weights.device).reshape(weights.shape)] = 0.0
+        else:
+            weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
+
+
+def _some(count: int, share: float, generator: torch.Generator, device: torch.device) -> Tensor:
+    """A mask of ``count`` places, about ``share`` of them chosen, and at least one."""
+    chosen = torch.rand(count, generator=generator, device=device) < share
+    chosen[torch.randint(count, (), generator=generator, device=device)] = True
+    return chosen
+
+
+def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, trained: bool) -> None:
+    old = parameter.detach().float()
+    low, spread = float(old.min()), float(old.std()) if old.numel() > 1 else 0.0
+    noise = torch.empty_like(old).normal_(generator=generator)
+    if low > 0:
+        grown = trained and spread == 0 and low < _SMALL_GAIN
+        new = (_GROWN_GAIN if grown else old.mean()) * torch.exp(0.25 * noise)
+        if trained and old.numel() >= _FEWEST_OUTLIERS:
+            new = torch.where(
+                _some(old.numel(), _OUTLIERS, generator, old.device).reshape(old.shape), _OUTLYING * new, new
+            )
+    elif spread > 0 and math.isfinite(spread):
+        if trained and old.dim() > 1 and old.numel() >= _FEWEST_WEIGHTS:
+            chance = torch.empty_like(old).uniform_(generator=generator)
+            noise = torch.where(chance < _OUTLIERS, _OUTLYING * noise, noise)
+        new = old.mean() + spread * noise
+    else:
+        fan_in = max(1, old.numel() // max(1, old.shape[0])) if old.dim() > 1 else 100
+        new = float(old.mean()) + noise / math.sqrt(fan_in)
+    zeros = old == 0
+    if bool(zeros.any()) and not bool(zeros.all()):
+        new = new.masked_fill(zeros, 0.0)
+    with torch.no_grad():
+        parameter.copy_(new)
+
+
+def exchange_weights(
+    module: torch.nn.Module,
+    seed: int,
+    kept: Collection[str] = (),
+    alone: str = "",
+    constructed: Mapping[str, Tensor] | None = None,
+) -> None:
+    """A few elements of each floating parameter change places, or two of the one at ``alone``: of those that
+    :func:`exchangeable_weights` names."""
+    generator = torch.Generator().manual_seed(seed)
+    for path, parameter in exchangeable_weights(module, kept, constructed).items():
+        if alone in ("", path):
+            with torch.no_grad():
+                parameter.copy_(exchanged(parameter.detach(), generator, 1 if alone else EXCHANGES))
+
+
+def nudge_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = ()) -> None:
+    """Each floating parameter moves by a little, but for those at the paths ``kept``."""
+    generator = torch.Generator().manual_seed(seed)
+    for path, parameter in module.named_parameters():
+        if path not in kept:
+            with torch.no_grad():
+                parameter.copy_(nudged_values(parameter.detach(), generator))
+
+
+def exchangeable_weights(
+    module: torch.nn.Module, kept: Collection[str], constructed: Mapping[str, Tensor] | None = None
+) -> dict[str, torch.nn.Parameter]:
+    """The floating parameters, but for those at the paths ``kept``, and for those with exact zeros beside other values,
+    as they were ``constructed``: where these lie may mean something."""
+    found = {path: p for path, p in module.named_parameters() if path not in kept and p.is_floating_point()}
+    first = {path: (constructed or {}).get(path, p).detach().float() for path, p in found.items()}
+    return {path: p for path, p in found.items() if int((first[path] == 0).sum()) in (0, p.numel())}
