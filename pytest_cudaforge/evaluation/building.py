@@ -19,6 +19,7 @@ from pytest_cudaforge.errors import (
     WorkerTimeout,
 )
 from pytest_cudaforge.evaluation.builder import Builder
+from pytest_cudaforge.evaluation.landmarks import landmarks
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary, Language, Unit, imports, instructions
 from pytest_cudaforge.languages.cache import BuildCache, build_key
@@ -81,6 +82,10 @@ class Kitchen:
         #: What production runs is what a check of a published kernel has to be about.
         self._published = decode_binaries(files[FILE_NAME]) if self._publishes and FILE_NAME in files else ()
         self.seconds, self.cached = 0.0, True
+
+    @property
+    def landmarks(self) -> tuple[int, ...]:
+        return landmarks(text for _, text in self.candidate.files)
 
     @property
     def build(self) -> Build:

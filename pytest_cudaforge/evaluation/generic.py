@@ -55,6 +55,8 @@ _PEAKS = 100.0
 #: In bfloat16 so few are about so large, beyond what fp16 holds, which has more digits; more of them would be scores of
 #: attention that are the same but for rounding.
 _BEYOND_HALF_COUNT, _BEYOND_HALF = 4, 3e5
+#: "combed": how far apart teeth are, how far out they lie, and what is left of the values between them.
+_COMBS, _TOOTH, _BETWEEN_TEETH = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 64, 100, 128), 2.0, 0.1
 #: How many different values there are in "ties".
 _TIES = 7
 #: "deep": minus a normal's size, and this much more, times so much; in each type a share of what it holds at most.
@@ -233,6 +235,25 @@ def _tied(values: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(zero | (sides == 0), tied, torch.where(sides == 1, tied.abs(), -tied.abs()))
 
 
+def _combed(draw: Draw) -> Tensor:
+    """Of each row some elements at equal distances, or short runs of them, are larger than the others, and lie to one
+    side of zero in two rows of three: who looks at every so many sees them alone, or none of them. Half of the rows
+    have single ones, and half have the first of all among them, with which samples mostly begin."""
+    rows = draw.values.view(-1, draw.values.shape[-1]) if draw.values.dim() else draw.values.view(1, 1)
+    if not rows.numel():
+        return draw.values
+
+    def of_each_row(most: Tensor | int) -> Tensor:
+        chance = torch.rand((len(rows), 1), generator=draw.generator, device=rows.device)
+        return (chance * most).long()
+
+    periods = torch.tensor(_COMBS, device=rows.device)[of_each_row(len(_COMBS))]
+    widths, offsets = 1 + of_each_row(2) * of_each_row(periods // 2), of_each_row(2) * of_each_row(periods)
+    teeth = (torch.arange(rows.shape[1], device=rows.device) + offsets).remainder(periods) < widths
+    sides = (of_each_row(3) - 1) * (_TOOTH * draw.scale)
+    return torch.where(teeth, rows + sides, rows * _BETWEEN_TEETH).view(draw.values.shape)
+
+
 def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) -> Tensor:
     """The first half of some rows is that of the row before, and of others zero, and others are all of the row before,
     in another order; rows of one dimension alone or of all but the leading ones, the same in all inputs of a call
@@ -345,6 +366,7 @@ _DRAWN: Mapping[str, Callable[[Draw], Tensor]] = {"uniform": _uniform, "integer"
 _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "alike": lambda draw: _alike(draw.values, draw.generator, draw.common),
     "bumped": lambda draw: _spiked(draw.values, draw.scale, _BUMP, draw.generator),
+    "combed": _combed,
     "calm": lambda draw: draw.values.mul_(CALM),
     "deep": _far_below,
     "empty": lambda draw: draw.values.zero_(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.cases import BIG_CALL_FAMILIES
 from pytest_cudaforge.evaluation.decisions import exact
 from pytest_cudaforge.evaluation.kinks import KinkMode
+from pytest_cudaforge.evaluation.occasions import AGREEING, OCCASIONS
 from pytest_cudaforge.evaluation.precision import (
     Fp64Mode,
     declared_dtype,
@@ -119,7 +121,7 @@ class GradientSubject(Subject):
         found: list[str] = []
         taken = [*super().families(workload), *self._padded(workload)]
         # What nothing else shows comes first; integers that hardly ever are drawn, beside all that, at last.
-        rare = [known for known in taken if known in (*RARE, *RARE_DRAWS)]
+        rare = [known for known in taken if known in (*RARE, *RARE_DRAWS, *OCCASIONS, AGREEING)]
         others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", "padded"))
         for known in others:
             if most is not None and len(found) >= most:
@@ -309,7 +311,8 @@ def _grads_of(
 
 def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
     """``grads`` as another loss would have them: scaled, that of one output alone, mostly zeros, as behind a ReLU, half
-    of the times each. Backward is linear in them, whatever they come to."""
+    of the times each, or in balance, as a difference's are, less often. Backward is linear in them, whatever they come
+    to."""
     found = {path: grad for path, grad in grads.items() if isinstance(grad, torch.Tensor)}
     if len(found) > 1 and chance.random() < 0.5:
         one = chance.choice(list(found))
@@ -318,9 +321,11 @@ def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, 
         halves = any(grad.dtype == torch.float16 for grad in found.values())
         scale = chance.choice(_HALF_LOSS_SCALES if halves else _LOSS_SCALES)
         found = {path: grad * scale for path, grad in found.items()}
-    if chance.random() < 0.5:
-        generator = torch.Generator().manual_seed(chance.getrandbits(62))
+    kind, generator = chance.random(), torch.Generator().manual_seed(chance.getrandbits(62))
+    if kind < 0.5:
         found = {path: _thinned(grad, generator) for path, grad in found.items()}
+    elif kind < 0.75:
+        found = {path: _balanced(grad, generator) for path, grad in found.items()}
     return {**grads, **found}
 
 
@@ -328,6 +333,20 @@ def _thinned(grad: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """With zeros for three of four elements; that of one number stays."""
     kept = torch.rand(grad.shape, generator=generator) >= _ZEROED
     return grad * kept.to(grad.device) if grad.numel() > 1 else grad
+
+
+def _balanced(grad: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """With rows, about every other one, of as many ones as minus ones, times the gradient's size: their sum is nothing,
+    and they are not."""
+    if not grad.dim() or grad.shape[-1] < 2:
+        return grad
+    half = grad.shape[-1] // 2
+    order = torch.rand(grad.shape, generator=generator).argsort(-1)
+    signs = (order < half).double() - ((order >= half) & (order < 2 * half)).double()
+    size = float(grad.double().square().mean().sqrt())
+    signs *= 2.0 ** round(math.log2(size)) if size else 0.0
+    chosen = torch.rand((*grad.shape[:-1], 1), generator=generator) < 0.5
+    return torch.where(chosen.to(grad.device), signs.to(grad.device, grad.dtype), grad)
 
 
 def _gradient_like(leaf: Any, generator: torch.Generator) -> Any:

@@ -12,6 +12,7 @@ from pytest_cudaforge.errors import BuildFailure, ForgeError, LaunchFailure, Wor
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import AGAIN
 from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, NeedsBuild
+from pytest_cudaforge.evaluation.landmarks import landmarks
 from pytest_cudaforge.evaluation.module_plan import kept_state, matched_state, plan_of_call, state_specs
 from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
 from pytest_cudaforge.evaluation.refusal import Refusal
@@ -61,6 +62,7 @@ class Workshop:
     ) -> None:
         self.own_code = own_code
         ((name, source),) = _one_file(candidate)
+        self.landmarks = landmarks([source])
         self.facts, self.device = facts, device
         self._recipe = ModuleRecipe(
             file_name=name,

@@ -56,7 +56,7 @@ _ENVIRONMENT = (
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
 _TARGET_CODE = (
     *("facts", "backward", "lint", "structures", "families", "shortcuts"),
-    *("variants", "rotation", "version", "guarded"),
+    *("variants", "landmarks", "rotation", "version", "guarded"),
 )
 
 
@@ -386,6 +386,15 @@ class OracleClient:
             found = self._tried_variants({"target": to_json(target), "workload": workload})
             self._variants[key] = tuple((name, from_json(WorkloadFacts, facts)) for name, facts in found)
         return self._variants[key]
+
+    def variants_near(
+        self, target: Target, workload: str, marks: Sequence[int]
+    ) -> tuple[tuple[str, WorkloadFacts], ...]:
+        """Some probes with sizes next to numbers that a candidate names; drawn anew each time."""
+        if not marks:
+            return ()
+        found = self.request("landmarks", target=to_json(target), workload=workload, marks=list(marks))
+        return tuple((name, from_json(WorkloadFacts, facts)) for name, facts in found)
 
     def _tried_variants(self, args: Mapping[str, Any]) -> Any:
         """A reference may take its process down on strides or a size that it was not written for; the others remain."""

@@ -48,6 +48,7 @@ from pytest_cudaforge.evaluation.variants import (
     grown_size,
     grows_far,
     kind_of,
+    landmark_names,
     mixed_names,
     neighbour_names,
     order_names,
@@ -81,6 +82,8 @@ _NETWORK_PRODUCTS = 4
 _MOST_VARIANT_S = 1.0
 #: How many calls are looked for in which what has one size has two, for each size, and for how long.
 _MOST_APART, _APART_S = 2, 1.0
+#: Elements of a call's tensors next to a number that a candidate names, at most.
+_MOST_BY_LANDMARKS = {"cpu": 3 << 24, "cuda": 1 << 27}
 _LANGUAGES = ("cuda", "triton", "cpp")
 
 
@@ -228,6 +231,13 @@ class _Oracle:
                 found += self._variants(subject, workload, [name])
             found += self._first(subject, workload, list(vast_names(args, kwargs)))
         return found
+
+    def do_landmarks(self, target: Any, workload: str, marks: list[int]) -> Any:
+        """As variants, with sizes next to ``marks``."""
+        subject = self.subject(target)
+        most = _MOST_BY_LANDMARKS[torch.device(self.device).type]
+        names = landmark_names(*subject.draw(workload, 0), marks, most)
+        return [facts for name in names for facts in self._variants(subject, workload, [name])]
 
     def _apart(self, subject: Subject, workload: str, names: Iterable[str]) -> list[Any]:
         """The first ones that the reference takes, of those that it comes to in time."""

@@ -72,6 +72,10 @@ class Plans(Protocol):
     @property
     def tells_structure(self) -> bool: ...
 
+    #: Numbers that the candidate's sources name.
+    @property
+    def landmarks(self) -> tuple[int, ...]: ...
+
     #: Whether any code is the candidate's.
     @property
     def own_code(self) -> bool: ...
@@ -188,8 +192,20 @@ class Prober:
             if self._is_open(strided) and not (few and tiny):
                 self._try_first(list(members), strided)
                 tiny = tiny or few
+        if self.facts.dynamic and self.kitchen.own_code:
+            self._try_landmarks()
         if not sizes:
             narrow(self.benches, "no neighbouring shape could be drawn", drawn=True)
+
+    def _try_landmarks(self) -> None:
+        """Sizes next to those that the candidate names; one that it refuses it may name for that."""
+        oracle, drawn = self.benches.setting.oracle, self.product.workload.name
+        for name, workload in oracle.variants_near(self.benches.target, drawn, self.kitchen.landmarks):
+            try:
+                problem = self._variant_problem(name, workload, contract=True)
+            except _Untried:
+                continue
+            self._conclude(name, problem, True, strided=False)
 
     def _takes(self, name: str, plan: LaunchPlan) -> bool:
         """Is a variant worth a process of its own that says nothing of who does not take it?"""

@@ -31,6 +31,7 @@ __all__ = [
     "named_integers",
     "rare_draws_of",
     "rarities_of",
+    "sizes_near",
 ]
 
 #: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice; neighbours: side
@@ -44,6 +45,8 @@ RARE_DRAWS = tuple(f"rare {number}" for number in range(1, 7))
 _MOST_NUMBERS, _MOST_IN_ALL, _MOST_REPEATS = 1 << 16, 1 << 21, 64
 #: So many integers that a target names are looked for.
 _MOST_NAMED = 32
+#: And what is near to so many sizes.
+_MOST_SIZES = 4
 #: What most draws show anyway is not rare.
 _USUAL = 0.5
 #: Operators that leave undefined which of two values stays where both are written to one place.
@@ -271,6 +274,13 @@ def named_integers(module: torch.nn.Module | None, function: Any) -> frozenset[i
         named = (function.__globals__.get(name) for name in code.co_names)
         found.update(value for value in (*code.co_consts, *named) if type(value) is int)
     return frozenset(sorted(found)[:_MOST_NAMED])
+
+
+def sizes_near(leaves: Mapping[str, Any]) -> frozenset[int]:
+    """Sizes of a call's tensors, their halves, and the neighbours of both: lengths and places end there."""
+    sizes = {size for leaf in leaves.values() if isinstance(leaf, Tensor) for size in leaf.shape if size > 3}
+    middles = {part for size in sorted(sizes)[-_MOST_SIZES:] for part in (size, size // 2)}
+    return frozenset(middle + step for middle in middles for step in (-1, 0, 1))
 
 
 @undisabled

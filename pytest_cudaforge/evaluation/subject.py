@@ -39,6 +39,16 @@ from pytest_cudaforge.evaluation.decisions import (
 )
 from pytest_cudaforge.evaluation.exchanges import between, with_values_of
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
+from pytest_cudaforge.evaluation.occasions import (
+    AGREEING,
+    OCCASIONS,
+    WitnessMode,
+    agreeing,
+    decisions_of,
+    may_have_occasions,
+    meetings_of,
+    occasional_draws,
+)
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.rare import (
@@ -50,6 +60,7 @@ from pytest_cudaforge.evaluation.rare import (
     named_integers,
     rare_draws_of,
     rarities_of,
+    sizes_near,
 )
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.redraw import SHORTCUTS, families_of, redraw
@@ -111,6 +122,8 @@ _HALVES_S = 1.0
 _SIGN_DRAWS, _SIGNED_BYTES = 5, 1 << 27
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
+#: In so many draws, and so long, occasions are looked for, of inputs and once more of answers; if they are no fewer.
+_OCCASION_DRAWS, _OCCASIONS_S, _OCCASIONS_LEAST = 2048, 0.75, 64
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -490,7 +503,9 @@ class Subject:
 
     def _rare_families(self, workload: str, known: dict[str, bool]) -> list[str]:
         rare, draws = self._rarities(workload)
-        kinds = [*(rare.kinds if rare is not None else ()), *draws]
+        leaves, _ = flatten_call(*self.draw(workload, 1))
+        agree = [AGREEING] if agreeing(leaves, torch.Generator(device=self.device).manual_seed(1)) else []
+        kinds = [*(rare.kinds if rare is not None else ()), *draws, *agree]
         for kind in kinds:
             if kind not in known:
                 known[kind] = self._takes_rare(workload, kind)
@@ -508,10 +523,43 @@ class Subject:
                     yield base + number, flatten_call(*self.draw(workload, base + number))[0]
 
             named = named_integers(self.module, self.obj if self.module is None else type(self.module).forward)
+            named |= sizes_near(flatten_call(*self.draw(workload, base))[0])
             rare = rarities_of((leaves for _, leaves in draws()), named)
             until = time.monotonic() + _RARE_DRAWS_S
-            self._rare[workload] = rare, rare_draws_of(draws(), named) if rare is None else {}
+            known = rare_draws_of(draws(), named) if rare is None else {}
+            self._rare[workload] = rare, known | occasional_draws(self._occasions(workload))
         return self._rare[workload]
+
+    def _occasions(self, workload: str) -> Iterator[tuple[int, dict[str, bool]]]:
+        """What so many draws show as can be looked at in a while, their inputs first, and what the reference makes of
+        some; nothing where these are few."""
+        base = secrets.randbits(61)
+        if not may_have_occasions(flatten_call(*self.draw(workload, base))[0]):
+            return
+
+        def meetings(seed: int) -> dict[str, bool]:
+            return meetings_of(flatten_call(*self.draw(workload, seed))[0])
+
+        for look in (meetings, functools.partial(self._decisions, workload)):
+            began = time.monotonic()
+            found = []
+            for seed in range(base, base + _OCCASION_DRAWS):
+                found.append((seed, look(seed)))
+                spent = time.monotonic() - began
+                if spent > _OCCASIONS_S or spent / len(found) > _OCCASIONS_S / _OCCASIONS_LEAST:
+                    break
+            yield from found if len(found) >= _OCCASIONS_LEAST else ()
+
+    def _decisions(self, workload: str, seed: int) -> dict[str, bool]:
+        watch = WitnessMode()
+        try:
+            with watch:
+                outputs = self._outputs(*self.draw(workload, seed))
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return {}
+        return decisions_of(watch.found, outputs)
 
     def _takes_rare(self, workload: str, kind: str) -> bool:
         """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place? Where
@@ -529,9 +577,10 @@ class Subject:
                     raise
                 return False
             draws = self._rarities(workload)[1].get(kind)
-            extreme = kind in ("highest", "lowest")
-            repeats = extreme or kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
-            if _nonfinite(outputs) > limit or (repeats and watch.found) or (extreme and search.found):
+            extreme, drawn = kind in ("highest", "lowest"), kind in OCCASIONS
+            repeats = extreme or drawn or kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
+            endless = _nonfinite(outputs) > limit and not drawn  # what is drawn may be infinite
+            if endless or (repeats and watch.found) or (extreme and search.found):
                 return False
         return True
 
@@ -745,12 +794,14 @@ class Subject:
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
-        rare, draws = self._rarities(workload) if family in (*RARE, *RARE_DRAWS) else (None, {})
-        if rare is not None:
+        rare, draws = self._rarities(workload) if family in (*RARE, *RARE_DRAWS, *OCCASIONS) else (None, {})
+        if rare is not None and family in RARE:
             rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
         elif family in draws:
             chosen = random.Random(seed).choice(draws[family].seeds)
             _take_over(leaves, flatten_call(*self.draw(workload, chosen))[0])
+        elif family == AGREEING:
+            leaves.update(agreeing(leaves, torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)))
         elif family != "drawn":
             generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)
             self._redraw_leaves(leaves, self.structures(workload), family, generator)

@@ -47,6 +47,7 @@ __all__ = [
     "grown_size",
     "grows_far",
     "kind_of",
+    "landmark_names",
     "mixed_names",
     "neighbour_names",
     "order_names",
@@ -109,9 +110,11 @@ _WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
 #: By how much all sizes change at once, at least and at most: by less where that is too much.
 _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
 #: By how much the last two sizes grow at most, by less where that is too much.
-_ASPECTS = (6.0, 3.0, 1.5)
+_ASPECTS = (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
+#: So many calls have a size next to a number that a candidate names.
+_MOST_LANDMARKS = 8
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -459,15 +462,19 @@ def wide_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
 
 
 def mixed_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collection[int]) -> Iterator[str]:
-    """Names of variants in which all sizes are others that are ``free`` to change: what fits pictures that are wider
-    than high may not fit high ones."""
+    """Names of variants in which all sizes are others that are ``free`` to change, or all but one of several: what
+    fits pictures that are wider than high may not fit high ones."""
     tensors, safe = _sizes(args, kwargs)
     sizes = [size for size in safe if size in free]
     room = max(_FAR_ELEMENTS, _FAR_CALL * sum(tensor.numel() for tensor in tensors))
-    for _ in range(_MOST_MIXED if len(sizes) > 1 else 0):
+    ways = [sizes] * _MOST_MIXED if len(sizes) > 1 else []
+    # A size that stays may be what a kernel is written for.
+    ways += [[size for size in sizes if size != kept] for kept in sizes[:_MOST_MIXED]] if len(sizes) > 2 else []
+    for changing in ways:
         for most in _MIXED:
             changes = {
-                size: max(_LEAST_MIXED, int(size * math.exp(_CHANCE.uniform(*map(math.log, most))))) for size in sizes
+                size: max(_LEAST_MIXED, int(size * math.exp(_CHANCE.uniform(*map(math.log, most)))))
+                for size in changing
             }
             fits = sum(_numel_with(tensor, changes) for tensor in tensors) <= room
             if fits and len({*changes.values(), *safe}) == len(changes) + len(safe):
@@ -500,6 +507,20 @@ def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         rows = int(_CHANCE.uniform(*_VAST) / max(1, rest))
         if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= _VAST_ALL:
             yield f"{TALL} {size} -> {rows}"
+
+
+def landmark_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Collection[int], most: int) -> list[str]:
+    """Names of variants in which one size lies on either side of one of ``marks``, or a tensor's number of elements
+    just beyond it, of ``most`` elements in all: some of them, drawn secretly."""
+    tensors, safe = _sizes(args, kwargs)
+    found: dict[str, None] = {}
+    for mark, size in itertools.product(marks, safe):
+        largest = max(tensor.numel() // size for tensor in tensors if size in tensor.shape)
+        beyond = mark // max(1, largest) + 1
+        for new in (mark + 1, mark - 1, beyond):
+            if new not in (size, 0, 1) and sum(_numel_with(tensor, {size: new}) for tensor in tensors) <= most:
+                found[f"size {size} -> {new}"] = None
+    return _CHANCE.sample(list(found), min(_MOST_LANDMARKS, len(found)))
 
 
 def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -176,6 +176,24 @@ def test_a_plan_is_told_how_to_get_the_strides(strides: tuple[int, ...], words: 
     assert mismatch.detail.endswith("empty((3, 4, 2), ...).permute(2, 0, 1)")
 
 
+@pytest.mark.parametrize(
+    ("strides", "shape", "given", "fits"),
+    [
+        ((16, 1), (4, 8), (8, 1), True),  # y[:, :8]
+        ((25,), (32,), (1,), True),  # d[:, -1]
+        ((1, 16), (4, 8), (1, 4), True),
+        ((1, 16), (4, 8), (8, 1), False),  # another order
+        ((8, 1), (4, 8), (16, 1), False),  # gaps where the reference has none
+        ((0, 1), (4, 8), (8, 1), False),
+    ],
+)
+def test_a_part_of_a_larger_buffer_may_be_returned_without_gaps(
+    strides: tuple[int, ...], shape: tuple[int, ...], given: tuple[int, ...], fits: bool
+) -> None:
+    facts = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec(shape, "float32", strides)),))
+    assert (not compare_structure(_plan(View(2, shape, given)), facts)) is fits
+
+
 def test_labels_say_what_kind_of_work_a_plan_does() -> None:
     own = Launch("f", (View(2, (4, 8), (8, 1)),))
     product, other = (LibraryCall(f"aten.{name}", (), (), (2,)) for name in ("mm", "softmax"))

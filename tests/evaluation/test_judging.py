@@ -31,6 +31,11 @@ def autocast(x, w):
         return F.linear(x, w).float()
 
 
+@forge_target(inputs=lambda: [torch.randn(2048, 256), torch.randn(2048, 256)])
+def cosine_loss(p, t):
+    return torch.mean(1 - F.cosine_similarity(p, t, dim=1))
+
+
 @forge_target(inputs=lambda: [torch.randn(32, 64)])
 def through_half(x):
     return x.half().float() * 2 + 1
@@ -378,6 +383,23 @@ def test_a_loss_of_which_the_reference_has_all_digits_by_luck_is_judged_by_its_u
     monkeypatch.setattr(bench, "_may_be_luck", lambda *_: False)
     for seed, value in lucky:
         assert judged.check(lambda *_, value=value: value, "shifted", seed)
+
+
+def test_a_mean_of_what_hardly_is_left_may_lean_as_far_as_one_bit_in_each_row(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 - cos of rows that point nearly the same way, by a square root whose last bit is always wrong."""
+    judged = Judged(root, "cosine_loss")
+
+    def leaning(by: float) -> Callable[..., Tensor]:
+        return lambda p, t: (1 - F.cosine_similarity(p, t, dim=1) * (1 - by)).mean()
+
+    for seed in range(4):
+        assert judged.check(leaning(2.0**-24), "shifted", seed) == [], judged.checked
+        assert judged.check(leaning(2.0**-24), "drawn", seed) == [], judged.checked
+        assert judged.check(leaning(3e-6), "shifted", seed)
+    monkeypatch.setattr(bench, "_LEANING_SHARE", 0.0)
+    assert any(judged.check(leaning(2.0**-24), "shifted", seed) for seed in range(4))
 
 
 def test_a_loss_without_an_fp64_form_has_no_usual_error_and_is_judged_all_the_same(root: Path) -> None:

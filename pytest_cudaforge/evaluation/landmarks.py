@@ -1,0 +1,43 @@
+"""Numbers that a candidate names: where it becomes another program. Pure: standard library only.
+
+A kernel that samples long rows, or has no room for so many, says somewhere how long they are; a size next to each such
+number is worth more than any that is drawn blindly (fuzzers take a program's own constants as their dictionary: AFL,
+libFuzzer). Who writes them in another way is tried as before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["landmarks"]
+
+_SHIFTED = re.compile(r"\b(\d+)[uUlL]*\s*(?:<<|\*\*)\s*(\d+)\b")
+_NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F']+|\d[\d'_]*(?:\.0*)?(?:[eE]\+?\d+)?)[uUlLfF]*(?![\w.])")
+#: Below these there are sizes of blocks and vectors, beyond them no sizes.
+_LEAST, _MOST = 96, 1 << 31
+#: No candidate names more; of one that does they are drawn elsewhere.
+_MOST_LANDMARKS = 64
+
+
+def landmarks(texts: Iterable[str]) -> tuple[int, ...]:
+    """The whole numbers in these sources that may be sizes, in order; none where there are too many to tell."""
+    found: set[int] = set()
+    for text in texts:
+        for base, power in _SHIFTED.findall(text):
+            found.update([int(base) << int(power), int(base) ** int(power)] if int(power) < 32 > int(base) else [])
+        found.update(_value(number) for number in _NUMBER.findall(text))
+    sizes = sorted(number for number in found if _LEAST <= number <= _MOST)
+    return tuple(sizes) if len(sizes) <= _MOST_LANDMARKS else ()
+
+
+def _value(text: str) -> int:
+    """0 for what is no whole number."""
+    plain = text.replace("'", "").replace("_", "")
+    if plain[:2] in ("0x", "0X"):
+        return int(plain, 16)
+    try:
+        value = float(plain)
+    except (ValueError, OverflowError):
+        return 0
+    return int(value) if value.is_integer() and value <= _MOST else 0
