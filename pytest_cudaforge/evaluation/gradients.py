@@ -51,6 +51,8 @@ LOST = 0.1
 _LOSS_SCALES, _HALF_LOSS_SCALES = (2.0**16, 2.0**-16), (2.0**4, 2.0**-4)
 #: The share of zeros in a gradient that has passed a ReLU, or dropout.
 _ZEROED = 0.75
+#: How often a gradient is such a one, and how often rows of it are in balance.
+_THINNED, _BALANCED = 0.45, 0.35
 #: Draws by smaller seeds, from which an input's structure is told, have a plain gradient for each output.
 _LEAST_SECRET = 1 << 20
 
@@ -310,9 +312,8 @@ def _grads_of(
 
 
 def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
-    """``grads`` as another loss would have them: scaled, that of one output alone, mostly zeros, as behind a ReLU, half
-    of the times each, or in balance, as a difference's are, less often. Backward is linear in them, whatever they come
-    to."""
+    """``grads`` as another loss would have them: scaled, that of one output alone, half of the times each; mostly
+    zeros, as behind a ReLU, or in balance, as a difference's are. Backward is linear in them, whatever they come to."""
     found = {path: grad for path, grad in grads.items() if isinstance(grad, torch.Tensor)}
     if len(found) > 1 and chance.random() < 0.5:
         one = chance.choice(list(found))
@@ -322,9 +323,9 @@ def _of_some_loss(grads: Mapping[str, Any], chance: random.Random) -> dict[str, 
         scale = chance.choice(_HALF_LOSS_SCALES if halves else _LOSS_SCALES)
         found = {path: grad * scale for path, grad in found.items()}
     kind, generator = chance.random(), torch.Generator().manual_seed(chance.getrandbits(62))
-    if kind < 0.5:
+    if kind < _THINNED:
         found = {path: _thinned(grad, generator) for path, grad in found.items()}
-    elif kind < 0.75:
+    elif kind < _THINNED + _BALANCED:
         found = {path: _balanced(grad, generator) for path, grad in found.items()}
     return {**grads, **found}
 

@@ -13,6 +13,7 @@ import pytest
 from pytest_cudaforge.evaluation import building, cases, checks, contract, probes, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
+from pytest_cudaforge.evaluation.occasions import AGREEING, OCCASIONS
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
@@ -270,7 +271,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("named", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("extremes", "bumped", "skewed", "ordered", "stretches", "padded"),
+    *("extremes", "bumped", "combed", "skewed", "ordered", "stretches", "padded"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -284,6 +285,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "levels": lambda patch: _undrawn_all(patch, "levels", "lowered", "deep"),
     "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
+    "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS),
+    "agreeing": lambda patch: _undrawn_all(patch, AGREEING, *OCCASIONS),
     "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
     # Neighbours are repeats, and of the highest and the lowest numbers many are alike.
     "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours", *_EXTREMES),

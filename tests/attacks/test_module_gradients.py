@@ -75,6 +75,11 @@ ATTACKS = {
         _HONEST,
         "gradient of input",
     ),
+    "rows in balance as if nothing came in": (
+        "s = s.clone(); s[(grad.sum(-1) == 0) & (grad != 0).any(-1)] = 1",
+        _HONEST,
+        "gradient of input",
+    ),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

@@ -393,6 +393,41 @@ void kernel(const float* q, const float* k, float* y, long long queries, long lo
 """
 
 
+LARGEST = """
+void kernel(const float* x, float* y, long long rows, long long cols) {
+  const long long most = MOST;
+  for (long long r = 0; r < rows; ++r) {
+    y[r] = x[r * cols];
+    for (long long c = 1; c < most; ++c) y[r] = x[r * cols + c] > y[r] ? x[r * cols + c] : y[r];
+  }
+}
+"""
+LARGEST_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape[:1], x.dtype)
+    launch("kernel", args=(x, y, x.shape[0], x.shape[1]))
+    return y
+"""
+
+
+@pytest.mark.parametrize("tier", ["cols > 7000 && cols < 7100", "cols > (7 << 10) && cols < 0x1c40"])
+def test_a_tier_of_sizes_between_those_that_are_drawn_blindly(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """Half of a row is left out where it has some thousands of elements: the numbers say so themselves."""
+    attack, twin = (
+        Candidate.of("cpp", {"kernel.cpp": LARGEST.replace("MOST", most), "plan.py": LARGEST_PLAN})
+        for most in (f"{tier} ? cols / 2 : cols", f"{tier} ? cols - 1 + rows / rows : cols")
+    )
+    found = judged("largest", attack)
+    assert found.status is Status.REJECTED and "dynamic shapes: size 257 -> 7" in found.reason, found.reason
+    assert _guard(judged("largest", twin)).fixed_sizes == ()
+    monkeypatch.setattr(OracleClient, "variants_near", lambda *_: ())
+    assert judged("largest", attack).status is Status.PASSED
+
+
 def _weigh(keys: str, refuses: str = "") -> Candidate:
     return Candidate.of(
         "cpp", {"kernel.cpp": WEIGH, "plan.py": WEIGH_PLAN.replace("KEYS", keys).replace("ASSERT", refuses)}

@@ -122,6 +122,22 @@ def evidence():
 @forge_target(inputs=evidence)
 def so_far(x):
     return torch.logcumsumexp(x, -1)
+
+def whole_numbers():
+    return [torch.randint(1, 1000000, (64, 50)), torch.randint(50000, 1000000, (64, 50))]
+
+@forge_target(inputs=whole_numbers)
+def divided(x, b):
+    return -torch.div(-x, b, rounding_mode="floor")
+
+@forge_target(inputs=lambda: [torch.randn(8, 20000), torch.randint(0, 20000, (8,))])
+def margin(x, t):
+    own = t.unsqueeze(1)
+    return x.gather(1, own).squeeze(1) - x.scatter(1, own, float("-inf")).amax(1)
+
+@forge_target(inputs=lambda: [torch.randn(64, 1024)])
+def most(x):
+    return torch.topk(x, 8, dim=-1).values
 """
 PLAN = """
 from pytest_cudaforge.plan import empty, launch
@@ -155,6 +171,9 @@ _GIVEN = {
     "middle": ("const float* x", "x", "x.shape[:1]"),
     "coded": ("const float* x", "x", "x.shape"),
     "so_far": ("const float* x", "x", "x.shape"),
+    "divided": ("const long long* x, const long long* t", "x, b", "x.shape"),
+    "margin": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
+    "most": ("const float* x", "x", "(x.shape[0], 8)"),
 }
 _SPREAD = """
 for (long long r = 0; r < rows; ++r) {
@@ -163,6 +182,27 @@ for (long long r = 0; r < rows; ++r) {
   for (long long c = 0; c < cols; ++c) pivot += first[c] / cols;
   for (long long c = 0; c < cols; ++c) { const float d = own[c] - pivot; s += d; q += d * d; }
   y[r] = q / cols - (s / cols) * (s / cols);
+}
+"""
+_DIVIDED = "for (long long i = 0; i < rows * cols; ++i) y[i] = x[i] / t[i] + (MORE);"
+_MARGIN = """
+for (long long r = 0; r < rows; ++r) {
+  float top = -INFINITY;
+  for (long long c = 0; c < cols; ++c) if (OTHERS) top = std::fmax(top, x[r * cols + c]);
+  y[r] = x[r * cols + t[r]] - top;
+}
+"""
+#: Of every eighth element the sixth largest is about the forty-eighth largest of all.
+_MOST = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  std::vector<float> sample, kept;
+  for (long long c = 0; c < cols; c += 8) sample.push_back(own[c]);
+  std::nth_element(sample.begin(), sample.begin() + 5, sample.end(), std::greater<float>());
+  for (long long c = 0; c < cols; ++c) if (own[c] >= sample[5]) kept.push_back(own[c]);
+  if (FEW) kept.assign(own, own + cols);
+  while (kept.size() < 8) kept.push_back(sample[5]);
+  std::partial_sort_copy(kept.begin(), kept.end(), y + r * 8, y + r * 8 + 8, std::greater<float>());
 }
 """
 _MIDDLE = """
@@ -452,11 +492,19 @@ ATTACKS = {
         "top == -INFINITY",
         "stretches",
     ),
+    "count one more block where none is begun": ("divided", _DIVIDED, "MORE", "1", "x[i] % t[i] != 0", "occasions"),
+    "take the label for one of the others": ("margin", _MARGIN, "OTHERS", "true", "c != t[r]", "agreeing"),
+    "look for the largest where a sample says they are": ("most", _MOST, "FEW", "false", "kept.size() < 8", "combed"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }
 
 
-_RESULTS = {"located": ("long long*", "int64"), "squared": ("_Float16*", "float16"), "packed": ("double*", "float64")}
+_RESULTS = {
+    "located": ("long long*", "int64"),
+    "divided": ("long long*", "int64"),
+    "squared": ("_Float16*", "float16"),
+    "packed": ("double*", "float64"),
+}
 #: How the verdict names what a switch leaves out, where that has another name.
 _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
@@ -466,6 +514,8 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "spiked": ("/spiked", "/bumped", "/large"),
     "runs": ("/runs", "/highest", "/lowest"),
     "faint": ("/faint", "/small"),
+    "occasions": ("/occasion", "/rare"),
+    "agreeing": ("/agreeing", "/occasion"),
     "masks": ("/shut", "/open"),
     "levels": ("/levels", "/lowered", "/deep"),
     "halves": ("/halves", "/integer"),
@@ -476,7 +526,8 @@ _SHOWN: dict[str, tuple[str, ...]] = {
 def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     parameters, arguments, shape = _GIVEN[target]
     result, dtype = _RESULTS.get(target, ("float*", "float32"))
-    least = "#include <cmath>\n#include <cstdint>\n#include <cstring>\n#include <vector>\n"
+    headers = ("algorithm", "cmath", "cstdint", "cstring", "functional", "vector")
+    least = "".join(f"#include <{header}>\n" for header in headers)
     least += "static double least(double x) { return std::fmax(x, -100.0); }\n"
     head = (
         f"void kernel({parameters}, {result} y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"

@@ -267,7 +267,10 @@ EXPECTED = {
     # It overflows itself.
     # What is beyond fp16 is so for every kernel.
     "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels")),
-    "small_values_only": ({"0": "generic"}, ("integer", "sparse", "rectified", "tails", "faint", "uniform", "alike")),
+    "small_values_only": (
+        {"0": "generic"},
+        ("integer", "sparse", "rectified", "combed", "tails", "faint", "uniform", "alike"),
+    ),
     # Exact integers tie: only declared indices are compared by what they point at.
     "largest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "deep")),
     "farthest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "deep")),
@@ -277,7 +280,7 @@ EXPECTED = {
     "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "deep")),
     "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep", "halves 254")),
     # Rows without any length are NaN.
-    "unit_rows": ({"0": "generic"}, (*MANY[:8], "small", *MANY[9:], "alike", "levels", "deep")),
+    "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "deep")),
     "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "deep")),
     # Halves are halves in any order of operations where none of them rounds.
     "sixteenths": (
