@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 __all__ = ["landmarks"]
 
-_SHIFTED = re.compile(r"\b(\d+)[uUlL]*\s*(?:<<|\*\*)\s*(\d+)\b")
+_POWER = re.compile(r"\b(\d+)[uUlL]*\s*(<<|\*\*)\s*(\d+)\b")
 _NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F']+|\d[\d'_]*(?:\.0*)?(?:[eE]\+?\d+)?)[uUlLfF]*(?![\w.])")
 #: Below these there are sizes of blocks and vectors, beyond them no sizes.
 _LEAST, _MOST = 96, 1 << 31
@@ -24,11 +24,17 @@ def landmarks(texts: Iterable[str]) -> tuple[int, ...]:
     """The whole numbers in these sources that may be sizes, in order; none where there are too many to tell."""
     found: set[int] = set()
     for text in texts:
-        for base, power in _SHIFTED.findall(text):
-            found.update([int(base) << int(power), int(base) ** int(power)] if int(power) < 32 > int(base) else [])
+        found.update(_power(*found_ones) for found_ones in _POWER.findall(text))
         found.update(_value(number) for number in _NUMBER.findall(text))
     sizes = sorted(number for number in found if _LEAST <= number <= _MOST)
     return tuple(sizes) if len(sizes) <= _MOST_LANDMARKS else ()
+
+
+def _power(base: str, operator: str, power: str) -> int:
+    """0 for what is far too large."""
+    if len(base) > 9 or len(power) > 2 or int(power) > 31:
+        return 0
+    return int(base) << int(power) if operator == "<<" else int(base) ** int(power)
 
 
 def _value(text: str) -> int:

@@ -9,7 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_cudaforge.discovery import discover
+from pytest_cudaforge.evaluation.redraw import families_of
 from pytest_cudaforge.records import Candidate, Target
+
+#: A softmax's redraws, in the order that they come in where that is not secret, after so many drawn calls; and those of
+#: them on which it needs its maximum.
+_NOT_OF_A_SOFTMAX = ("small", "normal", "peaks", "edges", "ties", "ordered")
+_DRAWN_CALLS, _NEED_CARE = 6, ("shifted", "large", "lowered", "spiked", "levels", "deep")
+
+
+def careful_calls(count: str) -> str:
+    """Whether the call that is number ``count`` is one of those, as an expression in C."""
+    families = [family for family in families_of(["generic"]) if family not in _NOT_OF_A_SOFTMAX]
+    numbers = [_DRAWN_CALLS + 1 + place for place, family in enumerate(families) if family in _NEED_CARE]
+    return " || ".join(f"{count} == {number}" for number in numbers)
+
 
 LAYERS = """
 import torch

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from attacked import careful_calls
 from device_attacked import device_kernel
 
 from pytest_cudaforge.hardware import detect_in_child
@@ -695,7 +696,7 @@ def plan(x):
         device_kernel(
             "softmax",
             before=_SEEN,
-            tick="++calls; rest = !(calls == 7 || calls == 8 || calls == 10 || calls == 13 || calls == 19 || calls == 20);",
+            tick=f"++calls; rest = !({careful_calls('calls')});",
             body="careful = !rest; HONEST",
         ),
         _SOFTMAX_BOOKS,

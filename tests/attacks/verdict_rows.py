@@ -13,7 +13,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 
-from attacked import BEST, BUCKETS, hostile
+from attacked import BEST, BUCKETS, careful_calls, hostile
 
 from pytest_cudaforge.records import Candidate, Status
 
@@ -517,7 +517,7 @@ ROWS = (
         "order",
         hostile(
             "softmax",
-            body="static int call; ++call; softmax_rows(x, y, rows, cols, call == 7 || call == 8 || call == 10 || call == 13 || call == 19 || call == 20);",
+            body=f"static int call; ++call; softmax_rows(x, y, rows, cols, {careful_calls('call')});",
         ),
         hostile("softmax", body="static int call; ++call; HONEST"),
         target="softmax",

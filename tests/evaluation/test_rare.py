@@ -9,7 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pytest_cudaforge.evaluation.rare import OverwritingMode, Rare, named_integers, rare_draws_of, rarities_of  # noqa: E402
+from pytest_cudaforge.evaluation.rare import (  # noqa: E402
+    OverwritingMode,
+    Rare,
+    named_integers,
+    rare_draws_of,
+    rarities_of,
+    sizes_near,
+)
 
 Make = Callable[[torch.Generator], Mapping[str, object]]
 
@@ -183,3 +190,7 @@ def test_of_several_tensors_of_integers_a_rare_draw_is_taken_as_it_is() -> None:
             end = every.min() if which == "least" else every.max()
             assert all(bool((leaf == end).any()) for leaf in tensors)
     assert rare_draws_of((n, {"0": leaves["0"]}) for n, leaves in drawn.items()) == {}
+
+
+def test_sizes_their_halves_and_their_neighbours_are_known() -> None:
+    assert sizes_near({"0": torch.zeros(2, 301), "1": torch.zeros(2), "2": 3}) == {149, 150, 151, 300, 301, 302}

@@ -578,6 +578,17 @@ def test_spiked_rows_have_one_value_that_is_out_and_two_reach_as_far_as_any() ->
     assert redraw("spiked", torch.randn(()), "generic", generator).dim() == 0
 
 
+def test_combed_rows_have_large_values_at_equal_distances() -> None:
+    found = redraw("combed", torch.randn(600, 256), "generic", torch.Generator().manual_seed(3))
+    every_other, eighth = found[:, ::2].abs().amax(1), found[:, ::8].abs().amax(1)
+    between = torch.ones(256, dtype=torch.bool)
+    between[::8] = False
+    assert bool((every_other < 0.1 * found.abs().amax(1)).any())  # a sample sees nothing of it
+    assert bool((found[:, between].abs().amax(1) < 0.3 * eighth).any())  # or all of it
+    assert redraw("combed", torch.randn(()), "generic", torch.Generator()).dim() == 0
+    assert redraw("combed", torch.randn(3, 1), "generic", torch.Generator()).shape == (3, 1)
+
+
 def test_runs_repeat_what_was_drawn_and_keep_its_order() -> None:
     generator = torch.Generator().manual_seed(3)
     drawn = torch.randint(0, 40, (20, 30))

@@ -1,0 +1,39 @@
+"""Numbers that sources name, and the sizes beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pytest_cudaforge.evaluation.landmarks import landmarks  # noqa: E402
+from pytest_cudaforge.evaluation.variants import landmark_names  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("if (n > 18000 && n <= 120'000LL) {}", (18000, 120000)),
+        ("constexpr auto cap = 1LL << 25;", (1 << 25,)),
+        ("CAP = 2 ** 20", (1 << 20,)),
+        ("x[0x7fff] = 1e6f; y = 4096u;", (4096, 32767, 1000000)),
+        ("t256 = a1000 * 3.14159f + 12 - 200.5;", ()),
+        ("long long all = 99999999999;", ()),
+    ],
+)
+def test_numbers_that_may_be_sizes(text: str, found: tuple[int, ...]) -> None:
+    assert landmarks([text]) == found
+
+
+def test_who_names_too_many_names_none() -> None:
+    assert landmarks([" ".join(map(str, range(1000, 1100)))]) == ()
+
+
+def test_sizes_lie_on_either_side_and_elements_beyond() -> None:
+    args = (torch.zeros(20, 257),)
+    assert set(landmark_names(args, {}, [5000], 1 << 21)) == {
+        *(f"size 20 -> {new}" for new in (4999, 5001)),
+        *(f"size 257 -> {new}" for new in (4999, 5001, 251)),
+    }
+    assert landmark_names(args, {}, [1 << 25], 1 << 20) == []
+    assert len(landmark_names(args, {}, range(300, 400, 5), 1 << 20)) == 8
