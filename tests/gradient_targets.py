@@ -49,7 +49,7 @@ def attention(q, k, v):
     return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-@forge_target(inputs=lambda: [torch.randint(0, 60000, (2, 8))], init=lambda: [60000, 4, 1234], grad=True)
+@forge_target(inputs=lambda: [torch.randint(0, 20000, (2, 8))], init=lambda: [20000, 16, 1234], grad=True)
 class Words(nn.Module):
     def __init__(self, count, dim, padding):
         super().__init__()

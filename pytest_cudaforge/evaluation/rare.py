@@ -86,9 +86,13 @@ class Rare:
                 if not bool((flat == number).any()):  # where each number is there once it stays so
                     flat[place] = number
         elif kind == "named":
+            taken: set[int] = set()
             for number, places in self.named:
-                if not bool((flat == number).any()):
-                    flat[places[int(torch.randint(len(places), (), generator=generator))]] = number
+                free = [place for place in places if place not in taken]
+                if free and 2 * len(taken) <= flat.numel() and not bool((flat == number).any()):
+                    place = free[int(torch.randint(len(free), (), generator=generator))]
+                    flat[place] = number
+                    taken.add(place)
         elif kind in ("highest", "lowest"):
             assert self.extremes is not None
             flat.copy_(self.extremes[kind == "lowest"])
@@ -153,10 +157,12 @@ def _range_of(flat: Tensor) -> dict[str, int]:
     return {"least": int(flat.min()), "most": int(flat.max())}
 
 
-def rarities_of(draws: Iterable[Mapping[str, Any]], named: Collection[int] = ()) -> Rare | None:
-    """What many draws of a call show of its integers, and of those that the target has ``named``. None where there is
-    nothing rare about them, or where more than themselves may follow from them: other integers, a mask, or that all
-    draws add up to, or multiply to, the same."""
+def rarities_of(
+    draws: Iterable[Mapping[str, Any]], named: Collection[int] = (), near: Collection[int] = ()
+) -> Rare | None:
+    """What many draws of a call show of its integers, of those that the target has ``named``, and of others that are
+    ``near`` to something. None where there is nothing rare about them, or where more than themselves may follow from
+    them: other integers, a mask, or that all draws add up to, or multiply to, the same."""
     drawn: list[Tensor] = []
     path = ""
     for leaves in draws:
@@ -179,7 +185,11 @@ def rarities_of(draws: Iterable[Mapping[str, Any]], named: Collection[int] = ())
     repeats, repeated = _repeats(flat, shape)
     neighbours, met = _neighbours(flat, shape)
     highest, lowest = flat.max(0).values, flat.min(0).values
-    known = _known(flat, named, lowest, highest) if _unordered_rows(flat, shape) is not None else ()
+    known = (
+        _known(flat, (*sorted(named), *sorted({*near} - {*named})), lowest, highest)
+        if _unordered_rows(flat, shape) is not None
+        else ()
+    )
     # Where rows never have a number twice they may be places, or an order.
     apart = bool(repeats) and most[0] - least[0] > 1
     found = (ends, repeated, met, bool(known), apart, apart)
@@ -189,11 +199,11 @@ def rarities_of(draws: Iterable[Mapping[str, Any]], named: Collection[int] = ())
 
 
 def _known(
-    flat: Tensor, named: Collection[int], lowest: Tensor, highest: Tensor
+    flat: Tensor, named: Sequence[int], lowest: Tensor, highest: Tensor
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Those of the numbers ``named`` that few draws have, each with places where less stood as well as more."""
     found = []
-    for number in sorted(named):
+    for number in named:
         places = ((lowest < number) & (highest > number)).nonzero().flatten()
         if len(places) and float((flat == number).any(1).double().mean()) < _USUAL:
             found.append((number, tuple(places[:: -(-len(places) // _MOST_REPEATS)].tolist())))

@@ -523,8 +523,8 @@ class Subject:
                     yield base + number, flatten_call(*self.draw(workload, base + number))[0]
 
             named = named_integers(self.module, self.obj if self.module is None else type(self.module).forward)
-            named |= sizes_near(flatten_call(*self.draw(workload, base))[0])
-            rare = rarities_of((leaves for _, leaves in draws()), named)
+            near = sizes_near(flatten_call(*self.draw(workload, base))[0])
+            rare = rarities_of((leaves for _, leaves in draws()), named, near)
             until = time.monotonic() + _RARE_DRAWS_S
             known = rare_draws_of(draws(), named) if rare is None else {}
             self._rare[workload] = rare, known | occasional_draws(self._occasions(workload))

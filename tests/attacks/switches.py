@@ -270,7 +270,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
-    *("named", "floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
+    *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("extremes", "bumped", "combed", "skewed", "ordered", "stretches", "padded"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -285,6 +285,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "levels": lambda patch: _undrawn_all(patch, "levels", "lowered", "deep"),
     "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
+    # What is named is met with now and then.
+    "named": lambda patch: _undrawn_all(patch, "named", *OCCASIONS),
     "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS),
     "agreeing": lambda patch: _undrawn_all(patch, AGREEING, *OCCASIONS),
     "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],

@@ -514,6 +514,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "spiked": ("/spiked", "/bumped", "/large"),
     "runs": ("/runs", "/highest", "/lowest"),
     "faint": ("/faint", "/small"),
+    "named": ("/named", "/occasion"),
     "occasions": ("/occasion", "/rare"),
     "agreeing": ("/agreeing", "/occasion"),
     "masks": ("/shut", "/open"),
