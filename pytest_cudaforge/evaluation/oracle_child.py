@@ -82,7 +82,8 @@ _NETWORK_PRODUCTS = 4
 _MOST_VARIANT_S = 1.0
 #: How many calls are looked for in which what has one size has two, for each size, and for how long.
 _MOST_APART, _APART_S = 2, 1.0
-#: Elements of a call's tensors next to a number that a candidate names, at most.
+#: Elements of a call's tensors next to a number that a candidate names, at most, and how long such calls are tried.
+_LANDMARKS_S = 5.0
 _MOST_BY_LANDMARKS = {"cpu": 3 << 24, "cuda": 1 << 27}
 _LANGUAGES = ("cuda", "triton", "cpp")
 
@@ -233,11 +234,13 @@ class _Oracle:
         return found
 
     def do_landmarks(self, target: Any, workload: str, marks: list[int]) -> Any:
-        """As variants, with sizes next to ``marks``."""
-        subject = self.subject(target)
-        most = _MOST_BY_LANDMARKS[torch.device(self.device).type]
-        names = landmark_names(*subject.draw(workload, 0), marks, most)
-        return [facts for name in names for facts in self._variants(subject, workload, [name])]
+        """As variants, with sizes next to ``marks``, as many as the reference comes to in a while."""
+        subject, found = self.subject(target), list[Any]()
+        most, until = _MOST_BY_LANDMARKS[torch.device(self.device).type], time.monotonic() + _LANDMARKS_S
+        for name in landmark_names(*subject.draw(workload, 0), marks, most):
+            if time.monotonic() < until and self._is_soon(subject, workload, name):
+                found += self._variants(subject, workload, [name])
+        return found
 
     def _apart(self, subject: Subject, workload: str, names: Iterable[str]) -> list[Any]:
         """The first ones that the reference takes, of those that it comes to in time."""

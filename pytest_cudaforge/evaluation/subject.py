@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,6 +176,15 @@ class Weights:
     nudged: int | None = None
 
 
+@dataclass(frozen=True)
+class _Rarities:
+    """What draws of a workload show rarely; ``agree``: has it labels that may be what scores say?"""
+
+    rare: Rare | None = None
+    draws: Mapping[str, RareDraws] = field(default_factory=dict)
+    agree: bool = False
+
+
 class Subject:
     """One loaded target on one device. Raises TargetError with the author's own traceback wherever its code fails."""
 
@@ -212,7 +221,7 @@ class Subject:
         self._structures: dict[str, dict[str, Structure]] = {}
         self._families: dict[str, dict[str, bool]] = {}
         self._names: dict[str, frozenset[str]] = {}
-        self._rare: dict[str, tuple[Rare | None, dict[str, RareDraws]]] = {}
+        self._rare: dict[str, _Rarities] = {}
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int | None] = {}
         self._mutates: dict[str, frozenset[str]] = {}
@@ -502,40 +511,40 @@ class Subject:
         return all(looks_normal(leaf) for leaf in generic)
 
     def _rare_families(self, workload: str, known: dict[str, bool]) -> list[str]:
-        rare, draws = self._rarities(workload)
-        leaves, _ = flatten_call(*self.draw(workload, 1))
-        agree = [AGREEING] if agreeing(leaves, torch.Generator(device=self.device).manual_seed(1)) else []
-        kinds = [*(rare.kinds if rare is not None else ()), *draws, *agree]
+        found = self._rarities(workload)
+        kinds = [*(found.rare.kinds if found.rare is not None else ()), *found.draws]
+        kinds += [AGREEING] if found.agree else []
         for kind in kinds:
             if kind not in known:
                 known[kind] = self._takes_rare(workload, kind)
         return [kind for kind in kinds if known[kind]]
 
-    def _rarities(self, workload: str) -> tuple[Rare | None, dict[str, RareDraws]]:
+    def _rarities(self, workload: str) -> _Rarities:
         """What many draws show of the integers among a call's inputs; so many as take no long."""
         if workload not in self._rare:
             base, until = secrets.randbits(61), time.monotonic() + _RARE_DRAWS_S
+            first = flatten_call(*self.draw(workload, base))[0]
 
             def draws() -> Iterator[tuple[int, Mapping[str, Any]]]:
-                for number in range(_RARE_DRAWS):
+                yield base, first
+                for number in range(1, _RARE_DRAWS):
                     if number > 1 and time.monotonic() > until:
                         return
                     yield base + number, flatten_call(*self.draw(workload, base + number))[0]
 
             named = named_integers(self.module, self.obj if self.module is None else type(self.module).forward)
-            near = sizes_near(flatten_call(*self.draw(workload, base))[0])
-            rare = rarities_of((leaves for _, leaves in draws()), named, near)
+            rare = rarities_of((leaves for _, leaves in draws()), named, sizes_near(first))
             until = time.monotonic() + _RARE_DRAWS_S
             known = rare_draws_of(draws(), named) if rare is None else {}
-            self._rare[workload] = rare, known | occasional_draws(self._occasions(workload))
+            known |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
+            agree = bool(agreeing(first, torch.Generator(device=self.device).manual_seed(1)))
+            self._rare[workload] = _Rarities(rare, known, agree)
         return self._rare[workload]
 
     def _occasions(self, workload: str) -> Iterator[tuple[int, dict[str, bool]]]:
         """What so many draws show as can be looked at in a while, their inputs first, and what the reference makes of
         some; nothing where these are few."""
         base = secrets.randbits(61)
-        if not may_have_occasions(flatten_call(*self.draw(workload, base))[0]):
-            return
 
         def meetings(seed: int) -> dict[str, bool]:
             return meetings_of(flatten_call(*self.draw(workload, seed))[0])
@@ -576,7 +585,7 @@ class Subject:
                 if is_fatal(error):
                     raise
                 return False
-            draws = self._rarities(workload)[1].get(kind)
+            draws = self._rarities(workload).draws.get(kind)
             extreme, drawn = kind in ("highest", "lowest"), kind in OCCASIONS
             repeats = extreme or drawn or kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
             endless = _nonfinite(outputs) > limit and not drawn  # what is drawn may be infinite
@@ -794,7 +803,8 @@ class Subject:
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
-        rare, draws = self._rarities(workload) if family in (*RARE, *RARE_DRAWS, *OCCASIONS) else (None, {})
+        known = self._rarities(workload) if family in (*RARE, *RARE_DRAWS, *OCCASIONS) else _Rarities()
+        rare, draws = known.rare, known.draws
         if rare is not None and family in RARE:
             rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
         elif family in draws:
