@@ -515,7 +515,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "runs": ("/runs", "/highest", "/lowest"),
     "faint": ("/faint", "/small"),
     "named": ("/named", "/occasion"),
-    "occasions": ("/occasion", "/rare"),
+    "occasions": ("",),  # one call in a hundred has it anyway
     "agreeing": ("/agreeing", "/occasion"),
     "masks": ("/shut", "/open"),
     "levels": ("/levels", "/lowered", "/deep"),
