@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -161,5 +161,17 @@ def occasional_draws(shown: Iterable[tuple[int, Mapping[str, bool]]]) -> dict[st
             if 0 < len(seeds) < _USUAL * sum(map(len, sides)):
                 found.setdefault(tuple(seeds), name)
     rarest = sorted(found, key=lambda seeds: (len(seeds), random.random()))[: len(OCCASIONS)]
-    kept = [RareDraws(found[seeds], seeds[:_MOST_KEPT]) for seeds in rarest]
+    kept = [RareDraws(found[seeds], part) for seeds, part in _shared_out(rarest, len(OCCASIONS))]
     return dict(zip(OCCASIONS, kept, strict=False))
+
+
+def _shared_out(rarest: Sequence[tuple[int, ...]], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Each of ``rarest`` with some of its own, ``most`` times in all, as evenly as they are many: a draw that shows
+    something need not show all that may be wrong there."""
+    places = [0] * len(rarest)
+    while sum(places) < most and any(n < len(seeds) for n, seeds in zip(places, rarest, strict=True)):
+        for at, seeds in enumerate(rarest):
+            places[at] += places[at] < len(seeds) and sum(places) < most
+    for count, seeds in zip(places, rarest, strict=True):
+        for turn in range(count):
+            yield seeds, seeds[turn::count][:_MOST_KEPT]
