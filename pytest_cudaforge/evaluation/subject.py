@@ -123,7 +123,7 @@ _SIGN_DRAWS, _SIGNED_BYTES = 5, 1 << 27
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
 #: In so many draws, and so long, occasions are looked for, of inputs and once more of answers; if they are no fewer.
-_OCCASION_DRAWS, _OCCASIONS_S, _OCCASIONS_LEAST = 2048, 0.75, 64
+_OCCASION_DRAWS, _OCCASIONS_S, _OCCASIONS_LEAST, _OCCASIONS_FIRST, _OCCASIONS_WAIT = 2048, 0.75, 64, 8, 4
 #: Inputs in [0, 1] that are widened one by one where not all of them may be.
 _MAX_WIDENED = 8
 #: What the driver calls faults that a context does not survive.
@@ -536,7 +536,8 @@ class Subject:
             rare = rarities_of((leaves for _, leaves in draws()), named, sizes_near(first))
             until = time.monotonic() + _RARE_DRAWS_S
             known = rare_draws_of(draws(), named) if rare is None else {}
-            known |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
+            with _one_thread():
+                known |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
             agree = bool(agreeing(first, torch.Generator(device=self.device).manual_seed(1)))
             self._rare[workload] = _Rarities(rare, known, agree)
         return self._rare[workload]
@@ -550,12 +551,15 @@ class Subject:
             return meetings_of(flatten_call(*self.draw(workload, seed))[0])
 
         for look in (meetings, functools.partial(self._decisions, workload)):
-            began = time.monotonic()
+            # Of this thread: what waits for others' processes has looked at nothing.
+            began, until = time.thread_time(), time.monotonic() + _OCCASIONS_WAIT * _OCCASIONS_S
             found = []
             for seed in range(base, base + _OCCASION_DRAWS):
                 found.append((seed, look(seed)))
-                spent = time.monotonic() - began
-                if spent > _OCCASIONS_S or spent / len(found) > _OCCASIONS_S / _OCCASIONS_LEAST:
+                spent = time.thread_time() - began
+                # The first ones load what the others find.
+                slow = len(found) >= _OCCASIONS_FIRST and spent / len(found) > _OCCASIONS_S / _OCCASIONS_LEAST
+                if spent > _OCCASIONS_S or slow or time.monotonic() > until:
                     break
             yield from found if len(found) >= _OCCASIONS_LEAST else ()
 
@@ -1089,6 +1093,17 @@ def _find(target: Target, namespace: ModuleType) -> Any:
         kind = "a plain class" if isinstance(found, type) else f"a {type(found).__name__}"
         raise TargetError(f"{target.id}: is {kind}", expected="an nn.Module class or a function")
     return found
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Many small calls: a team of threads would wait for each of them beside other processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from pytest_cudaforge.evaluation.cases import Trial
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.occasions import AGREEING, OCCASIONS
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
+from pytest_cudaforge.evaluation.rare import RARE_DRAWS
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
 
@@ -287,7 +288,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
     # What is named is met with now and then.
     "named": lambda patch: _undrawn_all(patch, "named", *OCCASIONS),
-    "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS),
+    # What shows something else rarely may show this one, too, time and again.
+    "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS, *RARE_DRAWS),
     "agreeing": lambda patch: _undrawn_all(patch, AGREEING, *OCCASIONS),
     "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
     # Neighbours are repeats, and of the highest and the lowest numbers many are alike.
