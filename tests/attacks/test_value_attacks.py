@@ -26,7 +26,7 @@ def tokens():
     return [torch.randn(16, 24), torch.arange(24)[None] < torch.randint(1, 24, (16,))[:, None]]
 
 def codes():
-    return [torch.randint(-128, 128, (16, 64), dtype=torch.int8) for _ in range(2)]
+    return [torch.randint(-128, 128, (32, 96), dtype=torch.int8) for _ in range(2)]
 
 @forge_target(inputs=probabilities)
 def entropy(p, t):
