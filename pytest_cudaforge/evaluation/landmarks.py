@@ -13,7 +13,7 @@ from collections.abc import Iterable
 __all__ = ["landmarks"]
 
 _POWER = re.compile(r"\b(\d+)[uUlL]*\s*(<<|\*\*)\s*(\d+)\b")
-_NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F']+|\d[\d'_]*(?:\.0*)?(?:[eE]\+?\d+)?)[uUlLfF]*(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F][0-9a-fA-F']*|\d[\d'_]*(?:\.0*)?(?:[eE]\+?\d+)?)[uUlLfF]*(?![\w.])")
 #: Below these there are sizes of blocks and vectors, beyond them no sizes.
 _LEAST, _MOST = 96, 1 << 31
 #: No candidate names more; of one that does they are drawn elsewhere.

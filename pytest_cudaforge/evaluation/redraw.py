@@ -66,11 +66,11 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
     as calls that warm up are; rectified has rows that are mostly zeros, as a ReLU leaves them: who looks at some of a
     row takes it for empty; spiked has one element of each row further out than the others, by little or by much,
-    wherever it lies, bumped by little alone, since answers to the far ones hide much; combed has
-    large ones at equal distances; in levels rows, or whatever else
-    slices are, lie far from zero each at a place of its own: who takes all relative to the first one's mean loses the
-    others' digits; ordered, for references that order or search, has rows that rise or fall; padded, for gradients
-    alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is often
+    wherever it lies, bumped by little alone, since answers to the far ones hide much; combed has large ones at equal
+    distances; in levels rows, or whatever else slices are, lie far from zero each at a place of its own: who takes all
+    relative to the first one's mean loses the others' digits; ordered, for references that order or search, has
+    rows that rise or fall; padded, for gradients alone, entries that are zero throughout, as what fills up a batch
+    is; deep is below what a maximum is often
     begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
     False, stretches such rows for a part, open such that are nowhere -inf, or all True, absent fewer classes, runs

@@ -443,6 +443,15 @@ def test_user_tolerance_is_an_outer_bound() -> None:
     assert "atol=0, rtol=1e-08" in tight.mismatches[0].detail
 
 
+def test_user_tolerance_is_no_closer_than_the_reference_comes() -> None:
+    x = _inputs("normal")
+    off = x * (1 + 1e-4)  # of the reference, which promises 1e-6 and does not keep it
+    rule = Rule(atol=0.0, rtol=1e-6)
+    assert not judge_output("out", x * (1 - 1e-4), off, x.double(), rule).mismatches
+    mismatches = judge_output("out", x * (1 - 4e-4), off, x.double(), rule).mismatches
+    assert any("rtol=1e-06" in one.detail for one in mismatches)
+
+
 def test_complex_and_empty_outputs() -> None:
     z = torch.randn(16, 32, dtype=torch.complex64)
     assert not _judge(z.clone(), z, z.to(torch.complex128), 1).mismatches

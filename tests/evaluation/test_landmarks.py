@@ -19,6 +19,7 @@ from pytest_cudaforge.evaluation.variants import landmark_names  # noqa: E402
         ("x[0x7fff] = 1e6f; y = 4096u;", (4096, 32767, 1000000)),
         ("t256 = a1000 * 3.14159f + 12 - 200.5;", ()),
         ("long long all = 99999999999;", ()),
+        ("0x' 0x '' 1e999 1 << 90 9999999999 ** 31 " + "9" * 6000, ()),  # whatever stands there
     ],
 )
 def test_numbers_that_may_be_sizes(text: str, found: tuple[int, ...]) -> None:
