@@ -256,15 +256,20 @@ def _combed(draw: Draw) -> Tensor:
 
 def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) -> Tensor:
     """The first half of some rows is that of the row before, and of others zero, and others are all of the row before,
-    in another order; rows of one dimension alone or of all but the leading ones, the same in all inputs of a call
-    (``common``)."""
+    in another order, at least one of each kind where there is room; rows of one dimension alone or of all but the
+    leading ones, the same in all inputs of a call (``common``)."""
     inner = int(torch.randint(1 << 30, (), generator=common, device=common.device))
     size = math.prod(values.shape[-1 - inner % max(1, values.dim() - 1) :]) if values.numel() else 0
     if size < 2:
         return values
     rows, half = values.view(-1, size), size // 2
     kinds = torch.randint(4, (len(rows), 1), generator=generator, device=values.device)
-    kinds = torch.where(kinds.roll(-1, 0) == 3, 2, kinds)  # whom another one repeats stays as it is
+    if len(rows) > 1:
+        places = 1 + 2 * torch.randperm(max(1, (len(rows) - 1) // 2), generator=generator, device=values.device)[:2]
+        kinds[(places + 1) % len(rows)] = 2
+        kinds[places, 0] = torch.tensor([0, 3], device=values.device)[: len(places)]
+    copied = (kinds == 0) | (kinds == 3)
+    kinds = torch.where(copied.roll(-1, 0), 2, kinds)  # whom another one repeats stays as it is
     before = rows.roll(1, 0)
     turned = before.roll(1 + inner % (size - 1), 1)
     rows[:, :half] = torch.where(kinds == 0, before[:, :half], torch.where(kinds == 1, 0.0, rows[:, :half]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from judged_targets import find
-from switches import SWITCHES
+from switches import SWITCHES, TRIES
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Evaluation, Status
@@ -571,7 +571,7 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
     assert any(words in refused.reason for words in shown), refused.reason
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)
-    for _ in range(4):  # the last trials' family is drawn, and what is rare comes up by itself now and then
+    for _ in range(TRIES):  # the last trials' family is drawn, and what is rare comes up by itself now and then
         off = judged(attack)
         if off.status is Status.PASSED:
             break

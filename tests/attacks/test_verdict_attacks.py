@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from attacked import find, hostile, write_repo
-from switches import SWITCHES
+from switches import SWITCHES, TRIES
 from verdict_rows import ELSEWHERE, REFUSED, ROWS, Row
 
 from pytest_cudaforge import languages
@@ -36,8 +36,6 @@ from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 Servers = Callable[[Defences], ForkServers]
 _SECRET = "an expected output"
-#: So often at most is an attack tried whose defence is off.
-_TRIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +103,7 @@ def test_it_passes_once_its_defence_is_off(
     row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, servers_with: Servers
 ) -> None:
     _switch_off(row, evaluator, monkeypatch, servers_with)
-    for _ in range(_TRIES):  # drawn values show by chance, now and then, what others are for
+    for _ in range(TRIES):  # drawn values show by chance, now and then, what others are for
         evaluation = _evaluate(evaluator, repo, row, row.attack)
         if evaluation.status is Status.PASSED:
             break
