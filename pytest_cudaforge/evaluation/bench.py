@@ -29,6 +29,7 @@ from pytest_cudaforge.evaluation.correctness import (
     judge_output,
     judge_pointed,
 )
+from pytest_cudaforge.evaluation.domain import WHOLE
 from pytest_cudaforge.evaluation.exchanges import (
     EXCHANGES,
     exchangeable,
@@ -38,6 +39,7 @@ from pytest_cudaforge.evaluation.exchanges import (
     nudged_values,
     unravelled,
 )
+from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.leaning import LeaningMode
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
@@ -50,7 +52,7 @@ from pytest_cudaforge.evaluation.precision import (
     widened,
 )
 from pytest_cudaforge.evaluation.structures import REDRAWN
-from pytest_cudaforge.evaluation.subject import WHOLE, Subject, Weights, is_fatal
+from pytest_cudaforge.evaluation.subject import Subject, Weights
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
@@ -394,7 +396,7 @@ class Bench:
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
-        structures = self.subject.structures(self.workload)
+        structures = self.subject.domain.structures(self.workload)
         free = {path for path in target.inputs if structures.get(path) in REDRAWN}
         weighted = target.case.weights_seed is not None
         chosen = self._one_of(target, free, seed, weighted=weighted, first=alone) if alone else None
@@ -442,7 +444,7 @@ class Bench:
         assert target.case is not None, "a frame is filled before its values are to change"
         for other in self.frames.values():
             other.held = {}  # calls go on in all of them
-        structures = self.subject.structures(self.workload)
+        structures = self.subject.domain.structures(self.workload)
         free = {path for path in target.inputs if structures.get(path) in REDRAWN}
         small = sum(leaf.nbytes for leaf in target.inputs.values() if isinstance(leaf, Tensor)) <= _STAGED_BYTES
         inputs, tree = target.inputs, target.tree
@@ -622,7 +624,7 @@ class Bench:
         args, kwargs = self.subject.draw(self.workload, case.seed)
         args, kwargs = apply_variant(self.variant, args, kwargs)
         leaves, tree = flatten_call(args, kwargs)
-        self.subject.redraw(self.workload, leaves, case.family, case.seed)
+        self.subject.domain.redraw(self.workload, leaves, case.family, case.seed)
         return leaves, tree
 
     def _write(self, region: str, value: Any) -> None:

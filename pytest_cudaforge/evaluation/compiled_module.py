@@ -50,7 +50,8 @@ def compiled_class(target: str, python_paths: tuple[str, ...], options: str) -> 
 
     Its constructor takes no arguments: it calls the target's ``init``, as the oracle does. In the worker only.
     """
-    from pytest_cudaforge.evaluation.subject import INIT_SEED, imported, seed_generators
+    from pytest_cudaforge.evaluation.importing import imported
+    from pytest_cudaforge.evaluation.subject import INIT_SEED, seed_generators
     from pytest_cudaforge.runtime.signature import split_init
 
     record: Target = from_json(Target, json.loads(target))

@@ -264,12 +264,12 @@ def _alike(values: Tensor, generator: torch.Generator, common: torch.Generator) 
         return values
     rows, half = values.view(-1, size), size // 2
     kinds = torch.randint(4, (len(rows), 1), generator=generator, device=values.device)
-    if len(rows) > 1:
-        places = 1 + 2 * torch.randperm(max(1, (len(rows) - 1) // 2), generator=generator, device=values.device)[:2]
-        kinds[(places + 1) % len(rows)] = 2
-        kinds[places, 0] = torch.tensor([0, 3], device=values.device)[: len(places)]
-    copied = (kinds == 0) | (kinds == 3)
-    kinds = torch.where(copied.roll(-1, 0), 2, kinds)  # whom another one repeats stays as it is
+    kinds = torch.where(kinds.roll(-1, 0) == 3, 2, kinds)  # whom another one repeats stays as it is
+    some, every = (torch.randperm(n, generator=generator, device=values.device) for n in (len(rows) // 2, 3))
+    places, after = 1 + 2 * some[:3], (2 + 2 * some[:3]) % len(rows)
+    kinds[after] = torch.where(kinds[after] == 3, 2, kinds[after])
+    kinds[places - 1] = 2
+    kinds[places, 0] = torch.tensor([0, 1, 3], device=values.device)[every[: len(places)]]
     before = rows.roll(1, 0)
     turned = before.roll(1 + inner % (size - 1), 1)
     rows[:, :half] = torch.where(kinds == 0, before[:, :half], torch.where(kinds == 1, 0.0, rows[:, :half]))

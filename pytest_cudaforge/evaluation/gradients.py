@@ -20,8 +20,9 @@ import torch
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.cases import BIG_CALL_FAMILIES
 from pytest_cudaforge.evaluation.decisions import exact
+from pytest_cudaforge.evaluation.domain import TYING, Domain
+from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.kinks import KinkMode
-from pytest_cudaforge.evaluation.occasions import AGREEING, OCCASIONS
 from pytest_cudaforge.evaluation.precision import (
     Fp64Mode,
     declared_dtype,
@@ -29,9 +30,9 @@ from pytest_cudaforge.evaluation.precision import (
     precision_flags,
     widened,
 )
-from pytest_cudaforge.evaluation.rare import RARE, RARE_DRAWS
+from pytest_cudaforge.evaluation.rarities import OF_RARITIES
 from pytest_cudaforge.evaluation.structures import Structure
-from pytest_cudaforge.evaluation.subject import TYING, Subject, is_fatal
+from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload
 from pytest_cudaforge.runtime.signature import (
@@ -72,14 +73,16 @@ class GradientSubject(Subject):
     def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
         super().__init__(target, device, python_paths)
         #: May forward's places be any of equal ones, and so a gradient's?
-        self._any_index = bool(self.options.index_outputs)
+        self.any_index = bool(self.options.index_outputs)
         # What the author says of outputs says nothing of gradients.
         self.options = replace(self.options, index_outputs=(), atol=None, rtol=None)
-        self._digits: dict[tuple[str, str], bool] = {}
+
+    def _new_domain(self) -> Domain:
+        return GradientDomain(self)
 
     def why_none(self, workload: str) -> str:
         """Why the backward of a forward that writes nothing cannot be verified; "" where it can."""
-        if set(_OWN_ARGUMENTS) & _argument_names(self.module.forward if self.module is not None else self.obj):
+        if set(_OWN_ARGUMENTS) & _argument_names(self.code):
             return f"the reference has an argument named {OUTPUT} or {GRADIENT}, which plan_backward has for itself"
         leaves, _ = flatten_call(*self.draw(workload, 0))
         tensors = [leaf for leaf in (*leaves.values(), *self.state().values()) if isinstance(leaf, torch.Tensor)]
@@ -111,74 +114,7 @@ class GradientSubject(Subject):
         found, _ = flatten_call((), {OUTPUT: self._forward(args, kwargs)})
         return {**leaves, **found}
 
-    def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
-        found = super().structures(workload, widen=widen)
-        # What forward returned follows from the rest.
-        for path in found:
-            if path.split(".")[:2] == ["kw", OUTPUT]:
-                found[path] = "drawn"
-        return found
-
-    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
-        found: list[str] = []
-        taken = [*super().families(workload), *self._padded(workload)]
-        # What nothing else shows comes first; integers that hardly ever are drawn, beside all that, at last.
-        rare = [known for known in taken if known in (*RARE, *RARE_DRAWS, *OCCASIONS, AGREEING)]
-        others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", "padded"))
-        for known in others:
-            if most is not None and len(found) >= most:
-                break
-            # At a tie (of a maximum, at a kink) rounding may say what is right: rows nearly vanish, not wholly.
-            family = "small" if known == "faint" else known
-            if family in (*TYING, "missing") or (
-                family != known and not self._takes(workload, family, self.structures(workload))
-            ):
-                continue
-            if self._keeps_digits(workload, family):
-                found.append(family)
-        if most is None or most > BIG_CALL_FAMILIES:
-            found += [family for family in rare if self._keeps_digits(workload, family)]
-        return tuple(found)
-
-    def _padded(self, workload: str) -> tuple[str, ...]:
-        """Rows of zeros, where nothing has a kink: what fills up a batch is trained on, too."""
-        structures, known = self.structures(workload), self._families.setdefault(workload, {})
-        if "generic" not in structures.values():
-            return ()
-        if "padded" not in known:
-            bent = KinkMode()
-
-            def takes() -> bool:
-                smooth = lambda _: not (bent.found or bent.free)  # noqa: E731
-                return self._watched(workload, "padded", structures, (bent, KinkMode()), smooth)
-
-            known["padded"] = self._agrees(takes)
-        return ("padded",) if known["padded"] else ()
-
-    def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Does an operator take values that nobody has rounded that shares a gradient among equal ones, or gives it to
-        the first, by torch's promise; and so does all else that has a kink?"""
-        if self._any_index:
-            return False
-        found, wide = KinkMode(), KinkMode()
-        watched = self._watched(
-            workload, family, structures, (found, wide), lambda _: found.promised and not found.free
-        )
-        return watched and exact(found.found, wide.found)
-
-    def _keeps_digits(self, workload: str, family: str) -> bool:
-        """Are the reference's own gradients about right there? Where terms cancel to nothing (a softmax of one entry)
-        they are what rounding left, and so are any honest kernel's."""
-        key = (workload, family)
-        if key not in self._digits:
-            leaves, tree = flatten_call(*self.draw(workload, 1))
-            self.redraw(workload, leaves, family, 1)
-            with self.as_constructed():
-                found, exact = self._both(leaves, tree)
-            self._digits[key] = all(_about_right(found[path], value) for path, value in exact.items() if path in found)
-        return self._digits[key]
-
-    def _both(self, leaves: dict[str, Any], tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def both(self, leaves: dict[str, Any], tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The reference's gradients and the oracle's; none of the oracle's where there is no fp64 form."""
         with precision_flags(self.options.precision):
             found = self.run(self.function, *unflatten_call(tree, leaves))
@@ -269,6 +205,82 @@ class GradientSubject(Subject):
     @staticmethod
     def _without_own(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {name: value for name, value in kwargs.items() if name not in _OWN_ARGUMENTS}
+
+
+class GradientDomain(Domain):
+    """As Domain, of the backward: what is more where gradients are asked for, and what is not right any more."""
+
+    def __init__(self, subject: GradientSubject) -> None:
+        super().__init__(subject)
+        self.subject: GradientSubject = subject
+        self._digits: dict[tuple[str, str], bool] = {}
+
+    def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
+        found = super().structures(workload, widen=widen)
+        # What forward returned follows from the rest.
+        for path in found:
+            if path.split(".")[:2] == ["kw", OUTPUT]:
+                found[path] = "drawn"
+        return found
+
+    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
+        found: list[str] = []
+        taken = [*super().families(workload), *self._padded(workload)]
+        # What nothing else shows comes first; integers that hardly ever are drawn, beside all that, at last.
+        rare = [known for known in taken if known in OF_RARITIES]
+        others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", "padded"))
+        for known in others:
+            if most is not None and len(found) >= most:
+                break
+            # At a tie (of a maximum, at a kink) rounding may say what is right: rows nearly vanish, not wholly.
+            family = "small" if known == "faint" else known
+            if family in (*TYING, "missing") or (
+                family != known and not self._takes(workload, family, self.structures(workload))
+            ):
+                continue
+            if self._keeps_digits(workload, family):
+                found.append(family)
+        if most is None or most > BIG_CALL_FAMILIES:
+            found += [family for family in rare if self._keeps_digits(workload, family)]
+        return tuple(found)
+
+    def _padded(self, workload: str) -> tuple[str, ...]:
+        """Rows of zeros, where nothing has a kink: what fills up a batch is trained on, too."""
+        structures, known = self.structures(workload), self._families.setdefault(workload, {})
+        if "generic" not in structures.values():
+            return ()
+        if "padded" not in known:
+            bent = KinkMode()
+
+            def takes() -> bool:
+                smooth = lambda _: not (bent.found or bent.free)  # noqa: E731
+                return self._watched(workload, "padded", structures, (bent, KinkMode()), smooth)
+
+            known["padded"] = self._agrees(takes)
+        return ("padded",) if known["padded"] else ()
+
+    def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Does an operator take values that nobody has rounded that shares a gradient among equal ones, or gives it to
+        the first, by torch's promise; and so does all else that has a kink?"""
+        if self.subject.any_index:
+            return False
+        found, wide = KinkMode(), KinkMode()
+        watched = self._watched(
+            workload, family, structures, (found, wide), lambda _: found.promised and not found.free
+        )
+        return watched and exact(found.found, wide.found)
+
+    def _keeps_digits(self, workload: str, family: str) -> bool:
+        """Are the reference's own gradients about right there? Where terms cancel to nothing (a softmax of one entry)
+        they are what rounding left, and so are any honest kernel's."""
+        key = (workload, family)
+        if key not in self._digits:
+            leaves, tree = flatten_call(*self.subject.draw(workload, 1))
+            self.redraw(workload, leaves, family, 1)
+            with self.subject.as_constructed():
+                found, exact = self.subject.both(leaves, tree)
+            self._digits[key] = all(_about_right(found[path], value) for path, value in exact.items() if path in found)
+        return self._digits[key]
 
 
 def _about_right(found: torch.Tensor, exact: torch.Tensor) -> bool:

@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
+from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags, widen
-from pytest_cudaforge.evaluation.subject import Subject, Weights, is_fatal, seed_generators
+from pytest_cudaforge.evaluation.subject import Subject, Weights, seed_generators
 from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.records import LintFinding
 from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, unflatten_call
@@ -127,7 +128,7 @@ class _Linter:
 
     def _inputs(self, seed: int, family: str = "drawn") -> tuple[Leaves, Any]:
         leaves, tree = flatten_call(*self.subject.draw(self.workload, seed))
-        self.subject.redraw(self.workload, leaves, family, seed)
+        self.subject.domain.redraw(self.workload, leaves, family, seed)
         return leaves, tree
 
     def _answer(
@@ -233,7 +234,7 @@ class _Linter:
         for answer in answers:
             suspects = [suspect for suspect in suspects if self._survives(suspect, answer)]
         weights = answers[-1].weights
-        families = self.subject.families(self.workload) if suspects else ()
+        families = self.subject.domain.families(self.workload) if suspects else ()
         for number, family in enumerate(families):
             if not suspects:
                 break

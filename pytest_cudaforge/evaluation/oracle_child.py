@@ -29,14 +29,16 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.gradients import GradientSubject
+from pytest_cudaforge.evaluation.importing import options_asked
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.oracle import FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.room import share_bytes, within
 from pytest_cudaforge.evaluation.rotation import Rotation
-from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject, is_fatal, options_asked
+from pytest_cudaforge.evaluation.subject import INIT_SEED, Subject
 from pytest_cudaforge.evaluation.undisabled import undisabled
 from pytest_cudaforge.evaluation.variants import (
     MOST_TALL,
@@ -184,13 +186,13 @@ class _Oracle:
         return to_json(lint(self.subject(target), workload))
 
     def do_structures(self, target: Any, workload: str, widen: bool = True) -> Any:
-        return self.of_workload(target, workload).structures(workload, widen=widen)
+        return self.of_workload(target, workload).domain.structures(workload, widen=widen)
 
     def do_families(self, target: Any, workload: str, most: int | None) -> Any:
-        return list(self.of_workload(target, workload).families(workload, most))
+        return list(self.of_workload(target, workload).domain.families(workload, most))
 
     def do_shortcuts(self, target: Any, workload: str) -> Any:
-        return list(self.of_workload(target, workload).shortcuts(workload))
+        return list(self.of_workload(target, workload).domain.shortcuts(workload))
 
     def do_variants(self, target: Any, workload: str, sizes: bool = True, fatal: Sequence[str] = ()) -> Any:
         """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too, and

@@ -1,70 +1,27 @@
-"""A target, imported: its module, its inputs, its reference run. In the oracle's process only.
-
-Files are loaded by path under a name of their own, so that two files with one name never meet; targets inside a
-package are imported by their real name, because their relative imports need it.
-"""
+"""A target on a device: its module, its inputs, its reference run. In the oracle's process only."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import linecache
 import random
-import secrets
 import sys
-import time
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pytest_cudaforge.errors import DeviceError, TargetError
-from pytest_cudaforge.evaluation.decisions import (
-    ORDERING,
-    DecidingMode,
-    MarginMode,
-    NamingMode,
-    decided_by_rounding,
-    exact,
-)
-from pytest_cudaforge.evaluation.exchanges import between, with_values_of
-from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
-from pytest_cudaforge.evaluation.occasions import (
-    AGREEING,
-    OCCASIONS,
-    WitnessMode,
-    agreeing,
-    decisions_of,
-    may_have_occasions,
-    meetings_of,
-    occasional_draws,
-)
-from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
+from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.domain import WHOLE, Domain
+from pytest_cudaforge.evaluation.faults import is_fatal, user_text
+from pytest_cudaforge.evaluation.importing import find, load_file
+from pytest_cudaforge.evaluation.measures import nonfinite, same_values
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
-from pytest_cudaforge.evaluation.rare import (
-    RARE,
-    RARE_DRAWS,
-    OverwritingMode,
-    Rare,
-    RareDraws,
-    named_integers,
-    rare_draws_of,
-    rarities_of,
-    sizes_near,
-)
 from pytest_cudaforge.evaluation.reads import reads_of
-from pytest_cudaforge.evaluation.redraw import SHORTCUTS, families_of, redraw
-from pytest_cudaforge.evaluation.structures import Structure, looks_normal, ordered_values, structure_of, structures_of
 from pytest_cudaforge.evaluation.weights import (
     HABITS,
     exchange_weights,
@@ -84,78 +41,13 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of, with_terms
 
-__all__ = [
-    "INIT_SEED",
-    "TYING",
-    "WHOLE",
-    "Subject",
-    "imported",
-    "is_fatal",
-    "options_asked",
-    "seed_generators",
-    "user_text",
-]
+__all__ = ["INIT_SEED", "Subject", "Weights", "seed_generators"]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
-#: Families for half types alone, and for others alone.
-_BY_TYPE = {"peaks": True, "deep": False, "bumped": False}
-#: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
-_DOMAIN_FAMILIES = ("normal", "large")
-#: Redraws of few different values, or of entries that are all zero.
-TYING = ("integer", "faint", "floor", "alike", "rectified", "empty")
-WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: How the names of torch's own counters end, by which nothing finds its place.
 _COUNTER = "num_batches_tracked"
 #: More than any check makes calls, and no more than a loop or a tensor of so many bears.
 _MANY_PLACES = 1 << 20
-#: The share of integers that rounding may have made others.
-_EDGES = 1e-3
-#: Draws in which rounding may decide.
-_EDGE_DRAWS = 4
-#: How many of a call's elements lie between neighbours of "skewed", wherever most of those are.
-_SKEWED_SHARE = 0.5
-#: What an answer to zeros comes to, of that to drawn values, at least.
-_LEAST_LEFT = 1e-2
-#: How long levels are looked for between which values may lie.
-_HALVES_S = 1.0
-#: Further draws that show whether values of one sign always have it, and the most that they may take.
-_SIGN_DRAWS, _SIGNED_BYTES = 5, 1 << 27
-#: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
-_RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
-#: In so many draws, and so long, occasions are looked for, of inputs and once more of answers; if they are no fewer.
-_OCCASION_DRAWS, _OCCASIONS_S, _OCCASIONS_LEAST, _OCCASIONS_FIRST, _OCCASIONS_WAIT = 2048, 0.75, 64, 8, 4
-#: Inputs in [0, 1] that are widened one by one where not all of them may be.
-_MAX_WIDENED = 8
-#: What the driver calls faults that a context does not survive.
-_STICKY = (
-    *("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
-    *("CUDA_ERROR_ASSERT", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_INVALID_PC"),
-    *("CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ECC_UNCORRECTABLE"),
-)
-
-
-def is_fatal(error: BaseException | None) -> bool:
-    """Did CUDA fail in, or behind, ``error``? Such a fault stays: every later call of this process would fail, too."""
-    # torch before 2.8 has no class for it.
-    kind = getattr(torch, "AcceleratorError", ())
-    while error is not None:
-        if isinstance(error, kind) or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error:")):
-            return True
-        if isinstance(error, DeviceError) and any(name in error.what for name in _STICKY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def user_text(error: BaseException, root: str) -> str:
-    """The traceback's frames that lie under ``root``, then the error's own line."""
-    lines = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = Path(frame.filename)
-        if not path.is_relative_to(root) or "site-packages" in path.parts:
-            continue
-        lines.append(f"{path.relative_to(root)}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
-    return "\n".join([*lines, f"{type(error).__name__}: {error}"])
 
 
 @dataclass(frozen=True)
@@ -176,15 +68,6 @@ class Weights:
     nudged: int | None = None
 
 
-@dataclass(frozen=True)
-class _Rarities:
-    """What draws of a workload show rarely; ``agree``: has it labels that may be what scores say?"""
-
-    rare: Rare | None = None
-    draws: Mapping[str, RareDraws] = field(default_factory=dict)
-    agree: bool = False
-
-
 class Subject:
     """One loaded target on one device. Raises TargetError with the author's own traceback wherever its code fails."""
 
@@ -196,8 +79,8 @@ class Subject:
     def __init__(self, target: Target, device: str, python_paths: tuple[str, ...] = ()) -> None:
         self.target = target
         self.device = torch.device(device)
-        namespace = self._guarded("importing its file", lambda: _load_file(target, python_paths))
-        self.obj = _find(target, namespace)
+        namespace = self._guarded("importing its file", lambda: load_file(target, python_paths))
+        self.obj = find(target, namespace)
         options = options_of(self.obj)
         self.options: TargetOptions = with_terms(file_options(options, vars(namespace)), target.terms)
         if not self.options.input_sets:
@@ -218,18 +101,17 @@ class Subject:
         self.compile_note = ""
         #: Its kernels by workload, as text.
         self.generated: dict[str, str] = {}
-        self._structures: dict[str, dict[str, Structure]] = {}
-        self._families: dict[str, dict[str, bool]] = {}
-        self._names: dict[str, frozenset[str]] = {}
-        self._rare: dict[str, _Rarities] = {}
-        self._nonfinites: dict[str, int] = {}
-        self._drawn_edges: dict[str, int | None] = {}
+        #: What else its calls may be given.
+        self.domain = self._new_domain()
         self._mutates: dict[str, frozenset[str]] = {}
         #: Workloads whose forward draws random numbers.
         self._draws: set[str] = set()
         self._follows: dict[str, bool] = {}
         self._places: dict[str, bool] = {}
         self._borne: tuple[str, ...] | None = None
+
+    def _new_domain(self) -> Domain:
+        return Domain(self)
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call ``function`` under no_grad; what it raises becomes a TargetError with the author's frames."""
@@ -279,13 +161,13 @@ class Subject:
         if not takes_on(self.module, habit):
             return False
         try:
-            plain = _nonfinite(self._outputs_with(()))
+            plain = nonfinite(self._outputs_with(()))
             worn = self._outputs_with((habit,))
         except TargetError as error:
             if is_fatal(error):
                 raise
             return False
-        return _nonfinite(worn) <= plain and not (habit == "pruned" and self._breaks_ties(worn))
+        return nonfinite(worn) <= plain and not (habit == "pruned" and self.domain.breaks_ties(worn))
 
     def _outputs_with(self, habits: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """What the reference returns for its first workload's inputs, with drawn weights."""
@@ -347,14 +229,14 @@ class Subject:
             return frozenset()
         with self.as_constructed():
             self.set_weights(Weights(1))
-            kept = {path for path, tensor in self.state().items() if _same_values(tensor, self._constructed[path])}
+            kept = {path for path, tensor in self.state().items() if same_values(tensor, self._constructed[path])}
         return frozenset(kept - {path for path, _ in self.module.named_parameters(remove_duplicate=False)})
 
     # -- what its inputs are like
 
     def input_name(self, path: str) -> str:
         """An input leaf as the caller knows it: ``input 0 (x)``, ``input 1.0 (states[0])``, ``input mask``."""
-        return _input_name(self.module.forward if self.module is not None else self.obj, path)
+        return _input_name(self.code, path)
 
     def state_name(self, path: str) -> str:
         """A tensor of the module as its author knows it: ``parameter weight``, ``buffer norm.running_mean``."""
@@ -370,426 +252,18 @@ class Subject:
         """A call's leaves, those made anew that follow from the others and from the weights (a forward's never do)."""
         return leaves
 
-    def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
-        """By input path: which redraws keep the input's meaning. Found from two draws, once.
-
-        ``torch.rand`` says nothing of what an input means: values in [0, 1] are kept only where the reference does
-        not take others (a logarithm, a root). ``widen`` False keeps them everywhere, and runs nothing.
-        """
-        if workload not in self._structures:
-            first, second = (flatten_call(*self.draw(workload, seed))[0] for seed in (1, 2))
-            found = structures_of(first, second)
-            del first, second
-            self._forget_chance_signs(workload, found)
-            self._structures[workload] = self._widened(workload, found) if widen else found
-        return self._structures[workload]
-
-    def _forget_chance_signs(self, workload: str, found: dict[str, Structure]) -> None:
-        """Of a few draws two have the same sign by chance: what has the other one in a further draw is generic."""
-        signed = [path for path, structure in found.items() if structure == "signed"]
-        first = flatten_call(*self.draw(workload, 1))[0] if signed else {}
-        if sum(first[path].nbytes for path in signed) > _SIGNED_BYTES:
-            return
-        for seed in range(3, 3 + _SIGN_DRAWS) if signed else ():
-            further = flatten_call(*self.draw(workload, seed))[0]
-            for path in signed:
-                if path in further and structure_of(first[path], further[path]) == "generic":
-                    found[path] = "generic"
-
-    def _widened(self, workload: str, found: dict[str, Structure]) -> dict[str, Structure]:
-        """``found`` with each input in [0, 1] generic where the reference takes other values there.
-
-        All at once first, which is the common case; else one by one, so that a probability keeps its range and the
-        tensor beside it does not.
-        """
-        unit = [path for path, kind in found.items() if kind == "unit"]
-        everything: dict[str, Structure] = {path: "generic" if kind == "unit" else kind for path, kind in found.items()}
-        if not unit:
-            return found
-        if self._takes_all(workload, everything):
-            self._families[workload] = dict.fromkeys(_DOMAIN_FAMILIES, True)
-            return everything
-        kept = dict(found)
-        for path in unit[:_MAX_WIDENED] if len(unit) > 1 else ():
-            tried: dict[str, Structure] = {**kept, path: "generic"}
-            if self._takes_all(workload, tried):
-                kept = tried
-        return kept
-
-    def _takes_all(self, workload: str, structures: Mapping[str, Structure]) -> bool:
-        return all(self._takes(workload, family, structures) for family in _DOMAIN_FAMILIES)
-
-    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
-        """The redraws of this workload, those that show most first, at most ``most``.
-
-        A family stays out where the reference raises on it, or overflows where it does not as drawn: nothing is
-        promised there, and a kernel that does better would be called wrong.
-        """
-        if self.options.distributions == "drawn":
-            return ()
-        structures, known = self.structures(workload), self._families.setdefault(workload, {})
-        taken: list[str] = []
-        for family in families_of(structures.values()):
-            if family in _BY_TYPE and family not in known and self._has_halves(workload) is not _BY_TYPE[family]:
-                known[family] = False
-            if family == "ceiling" and torch.device(self.device).type == "cuda":
-                known[family] = False  # a place that follows from it may be one too far, which ends the process there
-            if family == "normal" and family not in known and self._is_normal(workload, structures):
-                known[family] = False  # it was drawn so, several times
-            if most is not None and len(taken) >= most:
-                break
-            if family == "small" and "faint" in taken:
-                continue
-            if family not in known:
-                special = {"edges": self._takes_edges, "ties": self._takes_ties}
-                special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
-                special |= {"stretches": self._takes_shut, "ordered": self._takes_ordered}
-                takes = special.get(family, self._takes)
-                known[family] = self._agrees(functools.partial(takes, workload, family, structures))
-            taken += [family] if known[family] else []
-        if most is None:
-            taken += self._halves(workload, known, structures)
-            taken += self._rare_families(workload, known)
-        return tuple(taken)
-
-    def _halves(self, workload: str, known: dict[str, bool], structures: Mapping[str, Structure]) -> list[str]:
-        """Where the reference rounds: values halfway between two levels, if nothing is rounded before."""
-        names = [f"{HALVES} {most}" for most in LEVELS] if "generic" in structures.values() else []
-        if any(name in known for name in names) or not names:
-            return [name for name in names if known.get(name)]
-        until = time.monotonic() + _HALVES_S
-        for name in names if "round" in self._operators(workload) else ():
-            known[name] = self._agrees(functools.partial(self._takes_halves, workload, name, structures))
-            if known[name]:
-                return [name]
-            if time.monotonic() > until:
-                break
-        return []
-
-    def _takes_halves(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
-        watch = NamingMode()
-        with watch:
-            outputs = self._outputs(*unflatten_call(tree, leaves))
-        fits = _nonfinite(outputs) <= self._nonfinite_as_drawn(workload)
-        return watch.halves and fits and self._decides_exactly(leaves, tree)
-
-    def _operators(self, workload: str) -> frozenset[str]:
-        """The names of those that forward runs, as drawn."""
-        if workload not in self._names:
-            watch, drawn = NamingMode(), self.draw(workload, 1)
-            with watch:
-                self._outputs(*drawn)
-            self._names[workload] = frozenset(watch.names)
-        return self._names[workload]
-
-    def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        return bool(ORDERING & self._operators(workload)) and self._takes(workload, family, structures)
-
-    def _agrees(self, takes: Callable[[], bool]) -> bool:
-        """Not where the reference refuses such values, or fp64 (own kernels inside, checks of a dtype), and not where
-        there is no memory to see what it makes of them."""
-        try:
-            return takes()
-        except TargetError as error:
-            if is_fatal(error):
-                raise
-            return False
-        except torch.OutOfMemoryError:
-            self._give_memory_back()
-            return False
-
-    def _give_memory_back(self) -> None:
+    def give_memory_back(self) -> None:
         """What nobody uses any more: a worker is started next."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _is_normal(self, workload: str, structures: Mapping[str, Structure]) -> bool:
-        leaves, _ = flatten_call(*self.draw(workload, 1))
-        generic = [leaves[path] for path, structure in structures.items() if structure == "generic"]
-        return all(looks_normal(leaf) for leaf in generic)
-
-    def _rare_families(self, workload: str, known: dict[str, bool]) -> list[str]:
-        found = self._rarities(workload)
-        kinds = [*(found.rare.kinds if found.rare is not None else ()), *found.draws]
-        kinds += [AGREEING] if found.agree else []
-        for kind in kinds:
-            if kind not in known:
-                known[kind] = self._takes_rare(workload, kind)
-        return [kind for kind in kinds if known[kind]]
-
-    def _rarities(self, workload: str) -> _Rarities:
-        """What many draws show of the integers among a call's inputs; so many as take no long."""
-        if workload not in self._rare:
-            base, until = secrets.randbits(61), time.monotonic() + _RARE_DRAWS_S
-            first = flatten_call(*self.draw(workload, base))[0]
-
-            def draws() -> Iterator[tuple[int, Mapping[str, Any]]]:
-                yield base, first
-                for number in range(1, _RARE_DRAWS):
-                    if number > 1 and time.monotonic() > until:
-                        return
-                    yield base + number, flatten_call(*self.draw(workload, base + number))[0]
-
-            named = named_integers(self.module, self.obj if self.module is None else type(self.module).forward)
-            rare = rarities_of((leaves for _, leaves in draws()), named, sizes_near(first))
-            until = time.monotonic() + _RARE_DRAWS_S
-            known = rare_draws_of(draws(), named) if rare is None else {}
-            with _one_thread():
-                known |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
-            agree = bool(agreeing(first, torch.Generator(device=self.device).manual_seed(1)))
-            self._rare[workload] = _Rarities(rare, known, agree)
-        return self._rare[workload]
-
-    def _occasions(self, workload: str) -> Iterator[tuple[int, dict[str, bool]]]:
-        """What so many draws show as can be looked at in a while, their inputs first, and what the reference makes of
-        some; nothing where these are few."""
-        base = secrets.randbits(61)
-
-        def meetings(seed: int) -> dict[str, bool]:
-            return meetings_of(flatten_call(*self.draw(workload, seed))[0])
-
-        for look in (meetings, functools.partial(self._decisions, workload)):
-            # Of this thread: what waits for others' processes has looked at nothing.
-            began, until = time.thread_time(), time.monotonic() + _OCCASIONS_WAIT * _OCCASIONS_S
-            found = []
-            for seed in range(base, base + _OCCASION_DRAWS):
-                found.append((seed, look(seed)))
-                spent = time.thread_time() - began
-                # The first ones load what the others find.
-                slow = len(found) >= _OCCASIONS_FIRST and spent / len(found) > _OCCASIONS_S / _OCCASIONS_LEAST
-                if spent > _OCCASIONS_S or slow or time.monotonic() > until:
-                    break
-            yield from found if len(found) >= _OCCASIONS_LEAST else ()
-
-    def _decisions(self, workload: str, seed: int) -> dict[str, bool]:
-        watch = WitnessMode()
-        try:
-            with watch:
-                outputs = self._outputs(*self.draw(workload, seed))
-        except TargetError as error:
-            if is_fatal(error):
-                raise
-            return {}
-        return decisions_of(watch.found, outputs)
-
-    def _takes_rare(self, workload: str, kind: str) -> bool:
-        """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place? Where
-        it searches what may be alike now, it may say nothing of which comes first."""
-        limit = self._nonfinite_as_drawn(workload)
-        for seed in range(1, 1 + _RARE_TRIED):
-            leaves, tree = flatten_call(*self.draw(workload, seed))
-            self.redraw(workload, leaves, kind, seed)
-            watch, search = OverwritingMode(), PointingMode()
-            try:
-                with watch, search:
-                    outputs = self._outputs(*unflatten_call(tree, leaves))
-            except TargetError as error:
-                if is_fatal(error):
-                    raise
-                return False
-            draws = self._rarities(workload).draws.get(kind)
-            extreme, drawn = kind in ("highest", "lowest"), kind in OCCASIONS
-            repeats = extreme or drawn or kind in ("repeats", "neighbours") or (draws is not None and draws.repeats)
-            endless = _nonfinite(outputs) > limit and not drawn  # what is drawn may be infinite
-            if endless or (repeats and watch.found) or (extreme and search.found):
-                return False
-        return True
-
-    def shortcuts(self, workload: str) -> tuple[str, ...]:
-        """Those of the redraws that leave an operation nothing to do on which the reference runs, as in families."""
-        structures = self.structures(workload)
-        if self.options.distributions == "drawn" or not {"generic", "unit"} & set(structures.values()):
-            return ()
-        return tuple(family for family in SHORTCUTS if self._takes(workload, family, structures))
-
-    def _takes(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Does the reference run on values redrawn from ``family``, and stay finite where it is finite as drawn?
-
-        Few different values tie, and then either of two places of a maximum is right: not for outputs that would be
-        compared as integers, unless each of these tells of one element, by numbers that nobody has rounded. Small ones
-        tie where rounding takes their differences, and then fp64 answers otherwise. Where such values meet the limit of
-        a comparison as no drawn ones do, rounding decides.
-        """
-        limit = self._nonfinite_as_drawn(workload)
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        generator = torch.Generator(device=self.device).manual_seed(1)
-        self._redraw_leaves(leaves, structures, family, generator)
-        try:
-            outputs = self._outputs(*unflatten_call(tree, leaves))
-            if family != "missing" and _nonfinite(outputs) > limit:
-                return family == "peaks" and self._overflows_truly(outputs, leaves, tree)
-            if not (family in TYING or family == "small"):
-                return True
-            if self._rounding_decides(workload, family, structures):
-                return False
-            if not self._breaks_ties(outputs):
-                return True
-            if family == "integer":
-                return self._tells_each(structures, leaves, tree, outputs) and self._decides_exactly(leaves, tree)
-            return family == "small" and self._keeps_order(outputs, leaves, tree)
-        except TargetError as error:
-            if is_fatal(error):
-                raise
-            return False
-
-    def _overflows_truly(self, outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, Any], tree: Any) -> bool:
-        """Is the reference infinite where fp64 is beyond its outputs' range, and nowhere else? Then any kernel is."""
-        wide = self._in_fp64(leaves, tree)
-        if wide is None:
-            return False
-        floats = [(value, wide[path]) for path, value in outputs.items() if value.is_floating_point()]
-        return all(_beyond_alike(value, exact) for value, exact in floats)
-
-    def _takes_edges(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Are there edges, and whole numbers that tell element by element on which side of them the inputs lie? A place
-        in a tensor is no such number: of two equal values either may be the largest."""
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        if not self._edges(leaves):
-            return False
-        outputs = self._outputs(*unflatten_call(tree, leaves))
-        return self._tells_each(structures, leaves, tree, outputs) and self._takes(workload, family, structures)
-
-    def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Are the whole numbers among the outputs places, the first of equal ones by torch's promise, in values that
-        nobody has rounded? Other operators may return any of them, and rounding decides which of two sums is larger."""
-        found, wide = PointingMode(), PointingMode()
-
-        def places(outputs: dict[str, torch.Tensor]) -> bool:
-            whole = [value for value in outputs.values() if value.dtype in WHOLE]
-            pointed = all(pointed_by(value, found.found) is not None for value in whole)
-            return self._breaks_ties(outputs) and pointed and all(search.first for search in found.found)
-
-        watched = self._watched(workload, family, structures, (found, wide), places)
-        return watched and found.searched_the_same(wide)
-
-    def _watched(
-        self,
-        workload: str,
-        family: str,
-        structures: Mapping[str, Structure],
-        watch: tuple[AbstractContextManager[Any], AbstractContextManager[Any]],
-        worth: Callable[[dict[str, torch.Tensor]], bool],
-    ) -> bool:
-        """Run the reference on values of ``family``, the first of ``watch`` looking on, and, where its outputs are
-        ``worth`` it, in fp64, the second one looking on. False where that ends early: also by answers that are less
-        finite than as drawn, and by too little memory for fp64."""
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
-        with watch[0]:
-            outputs = self._outputs(*unflatten_call(tree, leaves))
-        if _nonfinite(outputs) > self._nonfinite_as_drawn(workload) or not worth(outputs):
-            return False
-        return self._in_fp64(leaves, tree, watch[1]) is not None
-
-    def _takes_empty(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Is there, where all is zero, an answer that is more than nothing, or what rounding leaves of a difference? Of
-        zero no error is a small one, and good approximations of functions err there by the last bits of one."""
-        if not self._takes(workload, family, structures):
-            return False
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        usual = self._outputs(*unflatten_call(tree, leaves))
-        self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(1))
-        wide = self._in_fp64(leaves, tree)
-        if wide is None:
-            return False
-        floats = [path for path, value in usual.items() if value.is_floating_point() or value.is_complex()]
-        return all(0 < _LEAST_LEFT * _size_of(usual[path]) <= _size_of(wide[path]) for path in floats)
-
-    def _takes_shut(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Does the reference answer by numbers, infinite ones among them, where nothing is left to count?"""
-        leaves, tree = flatten_call(*self.draw(workload, 1))
-        generator = torch.Generator(device=self.device).manual_seed(1)
-        self._redraw_leaves(leaves, structures, family, generator)
-        outputs = self._outputs(*unflatten_call(tree, leaves))
-        return not any(bool(value.isnan().any()) for value in outputs.values() if value.is_floating_point())
-
-    def _tells_each(
-        self, structures: Mapping[str, Structure], leaves: Mapping[str, Any], tree: Any, outputs: Mapping[str, Any]
-    ) -> bool:
-        """Are there whole numbers among ``outputs``, and does each follow from the inputs' elements at its place? They
-        have to stay where half of the other elements change."""
-        whole = {path: value for path, value in outputs.items() if value.dtype in WHOLE}
-        changing = [path for path, kind in structures.items() if kind == "generic"]
-        shapes = {leaves[path].shape for path in changing}
-        if not whole or any(value.shape not in shapes for value in whole.values()):
-            return False
-        generator, mixed = torch.Generator(device=self.device).manual_seed(2), dict(leaves)
-        kept = {shape: torch.rand(shape, generator=generator, device=self.device) < 0.5 for shape in shapes}
-        for path in changing:
-            drawn = leaves[path]
-            mixed[path] = torch.where(kept[drawn.shape], drawn, redraw("normal", drawn, "generic", generator))
-        found = self._outputs(*unflatten_call(tree, mixed))
-        return all(_same_values(found[path][kept[v.shape]], v[kept[v.shape]]) for path, v in whole.items())
-
-    def _decides_exactly(self, leaves: Mapping[str, Any], tree: Any) -> bool:
-        """Does the reference round, compare and cast numbers alone that are the same in fp64?"""
-        found, wide = DecidingMode(), DecidingMode()
-        with found:
-            self._outputs(*unflatten_call(tree, leaves))
-        return self._in_fp64(leaves, tree, wide) is not None and exact(found.found, wide.found)
-
-    def _rounding_decides(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Oftener than on drawn values, in one of some draws?"""
-        for seed in range(1, 1 + _EDGE_DRAWS):
-            leaves, tree = flatten_call(*self.draw(workload, seed))
-            self._redraw_leaves(leaves, structures, family, torch.Generator(device=self.device).manual_seed(seed))
-            found = self._rounded_edges(leaves, tree)
-            if found is None or found > (self._edges_as_drawn(workload) or 0):
-                return found is not None
-        return False
-
-    def _rounded_edges(self, leaves: Mapping[str, Any], tree: Any) -> int | None:
-        """How often does rounding decide which branch the reference takes, or what comes first? What it masks or picks
-        there is its own; other sums, as good, go the other way. None where it takes no branch."""
-        found, wide = MarginMode(), MarginMode()
-        with found:
-            self._outputs(*unflatten_call(tree, leaves))
-        if not found.found or self._in_fp64(leaves, tree, wide) is None:
-            return None
-        return decided_by_rounding(found.found, wide.found)
-
-    def _edges_as_drawn(self, workload: str) -> int | None:
-        if workload not in self._drawn_edges:
-            self._drawn_edges[workload] = self._rounded_edges(*flatten_call(*self.draw(workload, 1)))
-        return self._drawn_edges[workload]
-
-    def _edges(self, leaves: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The sorted tensors among a call's inputs and the module's own, plain attributes among them, which stay where
-        they are as a module moves to a device."""
-        return ordered_values([*leaves.values(), *(value.to(self.device) for value in self.state().values())])
-
-    def _has_halves(self, workload: str) -> bool:
-        leaves, _ = flatten_call(*self.draw(workload, 1))
-        dtypes = {leaf.dtype for leaf in leaves.values() if isinstance(leaf, torch.Tensor)}
-        return bool(dtypes & {torch.float16, torch.bfloat16})
-
-    def _nonfinite_as_drawn(self, workload: str) -> int:
-        if workload not in self._nonfinites:
-            self._nonfinites[workload] = _nonfinite(self._outputs(*self.draw(workload, 1)))
-        return self._nonfinites[workload]
-
-    def _outputs(self, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
+    def outputs(self, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
         """The tensors that the reference returns, weights and state as constructed before and afterwards."""
         with self.as_constructed(), precision_flags(self.options.precision):
             outputs, _ = flatten_output(self.run(self.function, args, kwargs))
         return {path: value for path, value in outputs.items() if isinstance(value, torch.Tensor)}
 
-    def _breaks_ties(self, outputs: Mapping[str, torch.Tensor]) -> bool:
-        """Is there an output that may be the place of a maximum, or an order, and is not declared as such?"""
-        declared = {*self.options.index_outputs, *(f"out.{path}" for path in self.options.index_outputs)}
-        return any(value.dtype in WHOLE and path not in declared for path, value in outputs.items())
-
-    def _keeps_order(self, outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, Any], tree: Any) -> bool:
-        """Are the integers among ``outputs`` those that fp64 gives, but for what falls upon a rounding's edge?"""
-        wide = self._in_fp64(leaves, tree)
-        if wide is None:
-            return False
-        whole = [(value, wide[path]) for path, value in outputs.items() if value.dtype in WHOLE]
-        return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
-
-    def _in_fp64(
+    def in_fp64(
         self, leaves: Mapping[str, Any], tree: Any, watch: AbstractContextManager[Any] | None = None
     ) -> Mapping[str, Any] | None:
         """What the reference returns in fp64, ``watch`` looking on; None where there is no memory for it."""
@@ -801,35 +275,9 @@ class Subject:
                 with watch or contextlib.nullcontext(), mode, declared_limits(mode.declared):
                     found, _ = flatten_output(self.run(function, *unflatten_call(tree, wide)))
         except torch.OutOfMemoryError:
-            self._give_memory_back()
+            self.give_memory_back()
             return None
         return found
-
-    def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
-        """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
-        known = self._rarities(workload) if family in (*RARE, *RARE_DRAWS, *OCCASIONS) else _Rarities()
-        rare, draws = known.rare, known.draws
-        if rare is not None and family in RARE:
-            rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
-        elif family in draws:
-            chosen = random.Random(seed).choice(draws[family].seeds)
-            _take_over(leaves, flatten_call(*self.draw(workload, chosen))[0])
-        elif family == AGREEING:
-            leaves.update(agreeing(leaves, torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)))
-        elif family != "drawn":
-            generator = torch.Generator(device=self.device).manual_seed(seed ^ 0x5EED)
-            self._redraw_leaves(leaves, self.structures(workload), family, generator)
-
-    def _redraw_leaves(
-        self, leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
-    ) -> None:
-        edges = self._edges(leaves) if family == "edges" else []
-        redraw_leaves(leaves, structures, family, generator)
-        skewed = between(self._edges(leaves)) if family == "skewed" else []
-        for path, leaf in leaves.items() if edges or skewed else ():
-            if structures.get(path) == "generic":
-                leaf = with_values_of(leaf, edges, generator)
-                leaves[path] = with_values_of(leaf, skewed, generator, _SKEWED_SHARE)
 
     def mutates(self, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that forward writes, found by running it once."""
@@ -887,7 +335,7 @@ class Subject:
         (alone,) = self._outputs_in_a_row(calls[1])
         _, behind = self._outputs_in_a_row(*calls)
         pairs = ((first, second), (alone, behind))
-        return not all(_same_values(now[path], value) for before, now in pairs for path, value in before.items())
+        return not all(same_values(now[path], value) for before, now in pairs for path, value in before.items())
 
     def _outputs_in_a_row(self, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
         """The tensors that each call returns, from the state as constructed on."""
@@ -919,7 +367,7 @@ class Subject:
         if not all(torch.equal(g.get_state(), state) for g, state in zip(generators, states, strict=True)):
             self._draws.add(workload)
         written = {path for path, t in watched.items() if t._version != before[path]}
-        written |= {f"state/{path}" for path, t in self.state().items() if not _same_values(t, values[path])}
+        written |= {f"state/{path}" for path, t in self.state().items() if not same_values(t, values[path])}
         self._mutates[workload] = frozenset(written)
         if any(path.startswith("state/") for path in self._mutates[workload]):
             self.restore()
@@ -938,6 +386,11 @@ class Subject:
                 raise
             return frozenset()
         return frozenset(found)
+
+    @property
+    def code(self) -> Any:
+        """What its author wrote: the module's forward, or the function itself."""
+        return self.obj if self.module is None else self.module.forward
 
     @property
     def function(self) -> Any:
@@ -993,161 +446,6 @@ class Subject:
     def error(self, doing: str, error: BaseException) -> TargetError:
         """A TargetError that shows the author's own frames."""
         return TargetError(f"{self.target.id}: {doing} failed\n{user_text(error, self.target.root)}")
-
-
-#: Modification times of every module imported from below a target's root, by file.
-_seen_files: dict[str, int] = {}
-_own_path = list(sys.path)
-
-
-def _load_file(target: Target, python_paths: tuple[str, ...]) -> ModuleType:
-    path = Path(target.root) / target.path
-    _drop_stale_modules(target)
-    entries = (str(path.parent), target.import_root, target.root, *python_paths)
-    # Behind everything else, so that a target's neighbours cannot shadow an installed package.
-    sys.path[:] = [*_own_path, *dict.fromkeys(entry for entry in entries if entry and entry not in _own_path)]
-    importlib.invalidate_caches()
-    linecache.checkcache()
-    if (path.parent / "__init__.py").exists() and "." in target.module_name:
-        module = importlib.import_module(target.module_name)
-    else:
-        module = _load_plain_file(target, path)
-    _seen_files.update((str(file), file.stat().st_mtime_ns) for _, file in _modules_below(target.root) if file.exists())
-    return module
-
-
-def imported(target: Target, python_paths: tuple[str, ...]) -> tuple[Any, TargetOptions]:
-    """The target's class or function, and its options. Raises TargetError, and whatever its file raises."""
-    namespace = _load_file(target, python_paths)
-    found = _find(target, namespace)
-    return found, file_options(options_of(found), vars(namespace))
-
-
-def options_asked(target: Target, python_paths: tuple[str, ...]) -> TargetOptions:
-    """The target's options, with nothing done but the import of its file. Raises TargetError."""
-    try:
-        return imported(target, python_paths)[1]
-    except TargetError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"{target.id}: importing its file failed\n{user_text(error, target.root)}") from error
-
-
-def _load_plain_file(target: Target, path: Path) -> ModuleType:
-    name = f"_forge_target_{hashlib.sha256(f'{path} {target.digest}'.encode()).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _modules_below(root: str) -> list[tuple[str, Path]]:
-    """Imported modules (name, file) that lie in ``root`` and are not installed there."""
-    found = []
-    # By their text: torch alone brings two thousand modules, and a path object for each would cost more than a trial.
-    prefix = str(Path(root)).rstrip("/") + "/"
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        if origin and origin.startswith(prefix) and "site-packages" not in Path(origin).parts:
-            found.append((name, Path(origin)))
-    return found
-
-
-def _drop_stale_modules(target: Target) -> None:
-    """Forget modules whose file changed (with their whole package), and another root's modules of the same name."""
-    stale = set()
-    for name, file in _modules_below(target.root):
-        known = _seen_files.get(str(file))
-        if known is not None and (not file.exists() or file.stat().st_mtime_ns != known):
-            stale.add(name.split(".")[0])
-    local = {entry.stem for folder in {Path(target.import_root), (Path(target.root) / target.path).parent}
-             if folder.is_dir() for entry in folder.iterdir()}  # fmt: skip
-    for name in local & sys.modules.keys():
-        origin = getattr(sys.modules[name], "__file__", None) or ""
-        if origin in _seen_files and not Path(origin).is_relative_to(target.root):
-            stale.add(name)
-    for name in [name for name in sys.modules if name.split(".")[0] in stale] if stale else ():
-        del sys.modules[name]
-
-
-def _find(target: Target, namespace: ModuleType) -> Any:
-    found: Any = namespace
-    for part in target.qualname.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            raise TargetError(
-                f"{target.id}: the file has no {target.qualname} after importing it",
-                expected="the decorated class or function at module level",
-                remedy="define it unconditionally, or remove the decorator",
-            )
-    if not callable(found) or (isinstance(found, type) and not issubclass(found, torch.nn.Module)):
-        kind = "a plain class" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise TargetError(f"{target.id}: is {kind}", expected="an nn.Module class or a function")
-    return found
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Many small calls: a team of threads would wait for each of them beside other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return bool(torch.equal(first, second) or ((first == second) | ((first != first) & (second != second))).all())
-
-
-def _beyond_alike(value: torch.Tensor, exact: torch.Tensor) -> bool:
-    most = torch.finfo(value.dtype).max
-    signed = exact.sign() == value.sign()
-    inside, outside = exact.abs() <= most / 0.98, (exact.abs() >= 0.98 * most) & signed
-    return not bool((value.isnan() | exact.isnan()).any()) and bool(torch.where(value.isinf(), outside, inside).all())
-
-
-def _nonfinite(outputs: Mapping[str, torch.Tensor]) -> int:
-    """How many elements are NaN or infinite."""
-    floats = [value for value in outputs.values() if value.is_floating_point() or value.is_complex()]
-    # Types of one byte have no isfinite.
-    floats = [value.float() if value.itemsize == 1 else value for value in floats]
-    return sum(value.numel() - int(value.isfinite().sum()) for value in floats)
-
-
-def _take_over(leaves: dict[str, Any], others: Mapping[str, Any]) -> None:
-    """Another draw's leaves, unless those of a variant are of other shapes."""
-    shapes, wanted = ({p: getattr(leaf, "shape", None) for p, leaf in call.items()} for call in (leaves, others))
-    if shapes == wanted:
-        leaves.update(others)
-
-
-def _size_of(value: torch.Tensor) -> float:
-    """The root of the mean square of what is finite."""
-    size = value.abs().double().nan_to_num(posinf=0.0)
-    return float(size.square().mean().sqrt()) if value.numel() else 0.0
-
-
-def redraw_leaves(
-    leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
-) -> None:
-    """Put values of ``family`` in place of the tensors whose structure allows it."""
-    shared = 0
-    if family in ("faint", "small", "alike", "levels", "padded"):
-        shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
-    for path, leaf in leaves.items():
-        if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":
-            leaves[path] = redraw(family, leaf, structures[path], generator, shared)
 
 
 def _input_name(function: Callable[..., Any], path: str) -> str:

@@ -289,8 +289,8 @@ def test_state_is_put_back_where_the_targets_code_raises(tmp_path: Path, name: s
     picky = subject(tmp_path, "stateful.py", name)
     before = {path: tensor.clone() for path, tensor in picky.state().items()}
     if name == "Picky":
-        assert picky.structures("default") == {"0": "unit"}
-        assert picky.families("default") == ("shifted", "sparse", "floor", "ceiling")
+        assert picky.domain.structures("default") == {"0": "unit"}
+        assert picky.domain.families("default") == ("shifted", "sparse", "floor", "ceiling")
     else:
         with pytest.raises(TargetError, match="never"):
             lint(picky, "default")

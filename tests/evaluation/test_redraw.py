@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
+from pytest_cudaforge.evaluation.domain import redraw_leaves
 from pytest_cudaforge.evaluation.exchanges import exchangeable, exchanged, exchanged_integers, with_values_of
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
 from pytest_cudaforge.evaluation.redraw import FAMILIES, SHORTCUTS, families_of, redraw
 from pytest_cudaforge.evaluation.structures import Structure, ordered_values, structure_of, structures_of
-from pytest_cudaforge.evaluation.subject import redraw_leaves
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
 from pytest_cudaforge.evaluation.weights import HABITS, exchange_weights, exchangeable_weights, rerandomise
 

@@ -165,8 +165,8 @@ def test_values_that_cancel_to_nothing_are_not_asked_about(repo: Path) -> None:
     """A shifted attention looks at one entry alone: what the reference gives for q is the rounding of zero."""
     attention, gate = (GradientSubject(find(repo, name), "cpu") for name in ("attention", "Gate"))
     name = backward_workload("default")
-    assert "shifted" not in attention.families(name) and attention.families(name)
-    assert "shifted" in gate.families(name) and len(gate.families(name, 3)) == 3
+    assert "shifted" not in attention.domain.families(name) and attention.domain.families(name)
+    assert "shifted" in gate.domain.families(name) and len(gate.domain.families(name, 3)) == 3
 
 
 def test_every_floating_output_has_a_gradient(evaluator: Evaluator, repo: Path) -> None:
