@@ -1,8 +1,8 @@
 """Integers that the user's function draws now and then: the ends of their range, those that the target names, two that
-are alike in one row, or side by side; and the largest and the least of all draws at once.
+are alike in one row, or side by side.
 
-A length that is the largest of all, the first line of a table, a place that two rows add to, a token that pads, sizes
-that come to more than 32 bits: one draw of a few hardly shows them, and users meet them sooner or later. So many draws
+A length that is the largest of all, the first line of a table, a place that two rows add to, a token that pads: one
+draw of a few hardly shows them, and users meet them sooner or later. So many draws
 are looked at, and what was seen in one of them is put into another where it stood. Where one tensor's integers may
 follow from another's, or from a mask, such a draw is taken as it is. Nothing is put anywhere that was never drawn, but
 for numbers that the target names, which lie within what was. In the oracle's process only.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_cudaforge.evaluation.extremes import bound_together
 from pytest_cudaforge.evaluation.structures import INTEGERS
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
@@ -36,9 +37,8 @@ __all__ = [
 
 #: ends: the least and the largest number that were ever drawn; repeats: numbers that a row had twice; neighbours: side
 #: by side (two letters that are one sound, a page that is loaded again). named: an integer that the target knows by
-#: name (what pads, what is ignored). highest, lowest: at each place the most or the least that any draw had there, so
-#: that sums are as large as they come, and many numbers alike.
-RARE = ("ends", "repeats", "neighbours", "named", "highest", "lowest")
+#: name (what pads, what is ignored).
+RARE = ("ends", "repeats", "neighbours", "named")
 #: Rare draws that are taken as they are, as many kinds at most.
 RARE_DRAWS = tuple(f"rare {number}" for number in range(1, 7))
 #: So many numbers of a draw are looked at, at most, and so many of all draws; and so many repeats are kept.
@@ -60,8 +60,7 @@ class Rare:
     """What draws of the integers at ``path``, of ``shape``, showed now and then.
 
     ``least`` and ``most``: (number, where it stood); ``repeats`` and ``neighbours``: (number, both of its places);
-    ``named``: (number, places where both less and more stood); ``extremes``: the most and the least at each place.
-    Places count flat.
+    ``named``: (number, places where both less and more stood). Places count flat.
     """
 
     path: str
@@ -72,8 +71,6 @@ class Rare:
     neighbours: tuple[tuple[int, int, int], ...]
     kinds: tuple[str, ...]
     named: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    #: Flat, on the CPU; None where no number may stand twice in a row.
-    extremes: tuple[Tensor, Tensor] | None = None
 
     def put(self, kind: str, leaves: dict[str, Any], generator: torch.Generator) -> None:
         """Into a call's leaves, which stay as they are in a variant of another shape. ``generator``: on the CPU."""
@@ -93,9 +90,6 @@ class Rare:
                     place = free[int(torch.randint(len(free), (), generator=generator))]
                     flat[place] = number
                     taken.add(place)
-        elif kind in ("highest", "lowest"):
-            assert self.extremes is not None
-            flat.copy_(self.extremes[kind == "lowest"])
         else:
             pairs = self.repeats if kind == "repeats" else self.neighbours
             chosen = torch.randperm(len(pairs), generator=generator)[: max(1, len(pairs) // 2)]
@@ -179,7 +173,7 @@ def rarities_of(
         return None
     shape = tuple(drawn[0].shape)
     flat = torch.stack([leaf.flatten() for leaf in drawn]).to(torch.int64)
-    if _bound_together(flat, shape):
+    if bound_together(flat, shape):
         return None
     least, most, ends = _ends(flat)
     repeats, repeated = _repeats(flat, shape)
@@ -190,12 +184,8 @@ def rarities_of(
         if _unordered_rows(flat, shape) is not None
         else ()
     )
-    # Where rows never have a number twice they may be places, or an order.
-    apart = bool(repeats) and most[0] - least[0] > 1
-    found = (ends, repeated, met, bool(known), apart, apart)
-    kinds = tuple(kind for kind, rare in zip(RARE, found, strict=True) if rare)
-    extremes = (highest, lowest) if apart else None
-    return Rare(path, shape, least, most, repeats, neighbours, kinds, known, extremes) if kinds else None
+    kinds = tuple(kind for kind, rare in zip(RARE, (ends, repeated, met, bool(known)), strict=True) if rare)
+    return Rare(path, shape, least, most, repeats, neighbours, kinds, known) if kinds else None
 
 
 def _known(
@@ -208,17 +198,6 @@ def _known(
         if len(places) and float((flat == number).any(1).double().mean()) < _USUAL:
             found.append((number, tuple(places[:: -(-len(places) // _MOST_REPEATS)].tolist())))
     return tuple(found)
-
-
-def _bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
-    """Is the same all draws' sum, or that of each row, or their product?"""
-    if bool((flat == flat[0]).all()):
-        return True
-    rows = flat.reshape(len(flat), -1, shape[-1] if shape else 1)
-    sums, products = flat.sum(1), flat.double().prod(1)
-    same_rows = rows.shape[-1] > 1 and bool((rows.sum(-1) == rows.sum(-1)[:1]).all())
-    multiplied = bool((products == products[0]).all()) and bool(products[0].isfinite()) and bool(products[0] != 0)
-    return same_rows or bool((sums == sums[0]).all()) or multiplied
 
 
 def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:

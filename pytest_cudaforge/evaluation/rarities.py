@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.extremes import EXTREMES, Extremes, extremes_of
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.measures import nonfinite
 from pytest_cudaforge.evaluation.occasions import (
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["OF_RARITIES", "Rarities"]
 
 #: The families that a target's own draws tell of.
-OF_RARITIES = frozenset({*RARE, *RARE_DRAWS, *OCCASIONS, AGREEING})
+OF_RARITIES = frozenset({*RARE, *EXTREMES, *RARE_DRAWS, *OCCASIONS, AGREEING})
 #: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
 #: In so many draws, and so long, occasions are looked for, of inputs and once more of answers; if they are no fewer.
@@ -57,12 +58,14 @@ class _Found:
     """What draws of a workload show rarely; ``agree``: has it labels that may be what scores say?"""
 
     rare: Rare | None = None
+    extremes: Extremes | None = None
     draws: Mapping[str, RareDraws] = field(default_factory=dict)
     agree: bool = False
 
     @property
     def families(self) -> tuple[str, ...]:
         kinds = self.rare.kinds if self.rare is not None else ()
+        kinds += EXTREMES if self.extremes is not None else ()
         return (*kinds, *self.draws, *((AGREEING,) if self.agree else ()))
 
 
@@ -84,6 +87,8 @@ class Rarities:
         found = self._of(workload)
         if found.rare is not None and family in RARE:
             found.rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
+        elif found.extremes is not None and family in EXTREMES:
+            found.extremes.put(family, leaves)
         elif family in found.draws:
             chosen = random.Random(seed).choice(found.draws[family].seeds)
             _take_over(leaves, self._leaves(workload, chosen))
@@ -97,7 +102,7 @@ class Rarities:
         """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place? Where
         it searches what may be alike now, it may say nothing of which comes first."""
         draws = self._of(workload).draws.get(family)
-        extreme, drawn = family in ("highest", "lowest"), family in OCCASIONS
+        extreme, drawn = family in EXTREMES, family in OCCASIONS
         repeats = extreme or drawn or family in ("repeats", "neighbours") or (draws is not None and draws.repeats)
         for seed in range(1, 1 + _RARE_TRIED):
             leaves, tree = flatten_call(*self.subject.draw(workload, seed))
@@ -125,11 +130,12 @@ class Rarities:
             first = self._leaves(workload, base)
             named = named_integers(self.subject.module, self.subject.code)
             rare = rarities_of((leaves for _, leaves in self._draws(workload, base, first)), named, sizes_near(first))
+            extremes = extremes_of(leaves for _, leaves in self._draws(workload, base, first))
             draws = rare_draws_of(self._draws(workload, base, first), named) if rare is None else {}
             with _one_thread():
                 draws |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
             agree = bool(agreeing(first, torch.Generator(device=self.subject.device).manual_seed(1)))
-            self._found[workload] = _Found(rare, draws, agree)
+            self._found[workload] = _Found(rare, extremes, draws, agree)
         return self._found[workload]
 
     def _draws(self, workload: str, base: int, first: dict[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:

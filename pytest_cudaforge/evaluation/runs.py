@@ -50,8 +50,8 @@ _BURSTS, _BURSTS_S = 4, 0.06
 #: Answers that are kept while further calls are made: as many at most, and the fewest that say something; how long
 #: that may take, and how much memory by kind of device, each answer taken twice.
 _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 1500, 3, 0.1
-#: On busy cores calls look slow: so many are kept where that takes no longer.
-_ENOUGH_KEPT, _MOST_KEPT_S = 64, 1.0
+#: On busy cores calls look slow: so many are kept where that takes no longer, and some where it takes as long.
+_ENOUGH_KEPT, _MOST_KEPT_S, _LEAST_KEPT, _LEAST_KEPT_S = 64, 1.0, 10, 10.0
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 #: Calls in a row, and how many times a single call's bound each of them may be off; how a module's tensors are told.
 _ROW, _ROUNDED, _STATE = (3, 12), 4.0, ("parameter ", "buffer ", "attribute ")
@@ -313,14 +313,15 @@ class Run:
         call_ns = self.worker.run_many(sets[:1], 2, timeout_s=limit_s) / 2
         room = _KEPT_BYTES[self.device_kind] // max(1, 2 * self.product.workload.output_bytes)
         calls = 1e9 / max(1.0, call_ns)  # in a second, where nobody else has the cores
-        count = int(
-            min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * calls, min(_ENOUGH_KEPT, _MOST_KEPT_S * calls)))
-        )
+        enough = max(min(_ENOUGH_KEPT, _MOST_KEPT_S * calls), min(_LEAST_KEPT, _LEAST_KEPT_S * calls))
+        count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * calls, enough)))
         if count < _FEWEST_KEPT:
             return 0, 0, 0
         changed = shared = 0
         for first in (True, False):
-            order = secrets.SystemRandom().choices(frames, k=-(-count // 2) if first else count // 2)
+            k = -(-count // 2) if first else count // 2
+            # Each frame as often: who gives the same memory again and again shows by other values there.
+            order = secrets.SystemRandom().sample([*frames] * -(-k // len(frames)), k=k)
             changed, shared = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _MOST_KEPT_S)
             if first:  # who gives the same memory again would else write there what stands there
                 self._draw_anew(trial)

@@ -1,0 +1,101 @@
+"""Integers as large as drawn everywhere at once, and where none may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+
+from pytest_cudaforge.evaluation.extremes import extremes_of
+
+Make = Callable[[torch.Generator], Mapping[str, object]]
+
+
+def _draws(make: Make, count: int = 64) -> Iterator[Mapping[str, object]]:
+    for seed in range(count):
+        yield make(torch.Generator().manual_seed(seed))
+
+
+def _of(most: int, *shape: int) -> Make:
+    return lambda generator: {
+        "0": torch.randint(0, most, shape, generator=generator),
+        "1": torch.randint(-9, 10, shape, generator=generator, dtype=torch.int32),
+        "2": torch.randn(shape),
+    }
+
+
+def test_all_integers_are_as_large_as_they_come() -> None:
+    make = _of(1000, 2, 80)
+    found = extremes_of(_draws(make))
+    assert found is not None and set(found.of) == {"0", "1"}
+    leaves = dict(make(torch.Generator().manual_seed(99)))
+    floats = leaves["2"]
+    found.put("highest", leaves)
+    codes, signed = leaves["0"], leaves["1"]
+    assert isinstance(codes, torch.Tensor) and isinstance(signed, torch.Tensor)
+    assert int(codes.min()) > 850 and int(signed.min()) > 6 and signed.dtype == torch.int32 and leaves["2"] is floats
+    found.put("lowest", leaves)
+    assert int(leaves["0"].max()) < 150 and int(leaves["1"].max()) < -6  # type: ignore[attr-defined]
+
+
+def test_of_many_numbers_each_row_and_column_keeps_its_range() -> None:
+    def make(generator: torch.Generator) -> Mapping[str, object]:
+        ranges = torch.tensor([10, 100_000]).repeat(500)
+        drawn = (torch.rand((1000, 1000), generator=generator) * ranges).long()
+        drawn[7] = drawn[7].clamp(max=4)  # a row of few
+        return {"0": drawn}
+
+    draws = 0
+
+    def counted() -> Iterator[Mapping[str, object]]:
+        nonlocal draws
+        for leaves in _draws(make):
+            draws += 1
+            yield leaves
+
+    found = extremes_of(counted())
+    assert found is not None and draws < 5
+    most = found.of["0"][0]
+    assert int(most[:, ::2].max()) == 9 and int(most[7].max()) == 4
+    others = [row for row in range(1000) if row != 7]
+    assert int(most[others, 1::2].min()) > 95_000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda g: {"0": torch.randn(64)},
+        lambda g: {"0": torch.randint(0, 9, (64,), generator=g), "1": torch.rand(64, generator=g) < 0.5},
+        lambda g: {"0": torch.randint(0, 9, (64,), generator=g), "1": torch.randint(0, 9, (3,), generator=g)},
+        lambda g: {"0": torch.randint(0, 900, (64,), generator=g).sort().values},
+        lambda g: {"0": torch.randperm(64, generator=g)},
+        lambda g: {"0": (drawn := torch.randint(0, 90, (64,), generator=g)), "1": drawn.sort().values},
+        lambda g: {"0": (drawn := torch.randint(0, 90, (64,), generator=g)), "1": 90 - drawn},
+        lambda g: {"0": (drawn := torch.randint(0, 90, (64,), generator=g)), "1": drawn % 7},
+        lambda g: {"0": torch.randint(0, 9, (64,), generator=g), "1": torch.arange(64)},
+        lambda g: {"0": torch.bincount(torch.randint(0, 40, (320,), generator=g), minlength=40)},
+    ],
+    ids=[
+        "no integers",
+        "a mask",
+        "sizes",
+        "sorted",
+        "places",
+        "an order",
+        "of one sum",
+        "a code",
+        "constant",
+        "counts",
+    ],
+)
+def test_where_more_may_follow_from_them_none_change(make: Make) -> None:
+    assert extremes_of(_draws(make)) is None
+
+
+def test_variants_of_other_shapes_stay_as_they_are() -> None:
+    found = extremes_of(_draws(_of(1000, 2, 80)))
+    assert found is not None
+    leaves = {"0": torch.full((2, 81), 5), "1": torch.full((2, 80), 5)}
+    found.put("highest", leaves)
+    assert int(leaves["1"].max()) == 5
