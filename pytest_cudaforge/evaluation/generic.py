@@ -188,10 +188,12 @@ def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.G
     for dim in range(values.dim() - 1, 0, -1) if values.numel() else ():
         shape, rows = values.shape[dim:], values.view(-1, math.prod(values.shape[dim:]))
         share = min(_ENDS_SHARE, rows.shape[1] / _ENDS_LEAST)
-        chosen = _turns(len(rows), int(1 / share), generator, values.device)
+        turns, least = _turns(len(rows), 2 * int(1 / share), generator, values.device), math.sqrt(rows.shape[1])
         for number, place in enumerate(_places(shape)):
-            far = _far(rows[:, place], _FAR_OUT_ROOT * math.sqrt(rows.shape[1]), scale, most, generator)
-            rows[:, place] = torch.where(chosen == number, far, rows[:, place])
+            far = _far(rows[:, place], _FAR_OUT_ROOT * least, scale, most, generator)
+            # At each place to either side, as far as there are rows: a maximum tells of one of them alone.
+            far = far.abs() * (turns % 2 * 2 - 1)
+            rows[:, place] = torch.where(turns // 2 == number, far, rows[:, place])
     for end in (flat[:ENDS], flat[-ENDS:]):
         end.copy_(_far(end, _FAR_OUT_EACH * len(flat), scale, most, generator))
     return values

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_cudaforge.evaluation import building, cases, checks, contract, probes, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
+from pytest_cudaforge.evaluation.extremes import EXTREMES
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.occasions import AGREEING, OCCASIONS
 from pytest_cudaforge.evaluation.oracle import Check, OracleClient
@@ -24,7 +25,6 @@ __all__ = ["SWITCHES", "TRIES", "without_checks"]
 #: So often at most is an attack tried whose defence is off: values are drawn, and what is rare comes up now and then.
 TRIES = 20
 
-_EXTREMES = ("highest", "lowest")
 _NAMED = frozenset(check.name for check in checks.CHECKS)
 
 
@@ -296,11 +296,11 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "agreeing": lambda patch: _undrawn_all(patch, AGREEING, *OCCASIONS),
     "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
     # Neighbours are repeats, and of the highest and the lowest numbers many are alike.
-    "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours", *_EXTREMES),
-    "ends": lambda patch: _undrawn_all(patch, "ends", *_EXTREMES),
-    "neighbours": lambda patch: _undrawn_all(patch, "neighbours", *_EXTREMES),
-    "runs": lambda patch: _undrawn_all(patch, "runs", *_EXTREMES),
-    "highest": lambda patch: _undrawn_all(patch, *_EXTREMES),
+    "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours", *EXTREMES),
+    "ends": lambda patch: _undrawn_all(patch, "ends", *EXTREMES),
+    "neighbours": lambda patch: _undrawn_all(patch, "neighbours", *EXTREMES),
+    "runs": lambda patch: _undrawn_all(patch, "runs", *EXTREMES),
+    "highest": lambda patch: _undrawn_all(patch, *EXTREMES),
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

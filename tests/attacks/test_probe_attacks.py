@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from judged_targets import find
-from switches import without_checks
+from switches import TRIES, without_checks
 
 from pytest_cudaforge.evaluation import cases, probes
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -367,7 +367,7 @@ def test_the_end_of_rows_that_are_longer_than_drawn(judged: Judged, monkeypatch:
     assert judged("largest", twin).status is Status.PASSED
     monkeypatch.setattr(probes, "_TELLING", "")
     monkeypatch.setattr(probes, "_OF_ANY_SIZE", ("uniform",))
-    for _ in range(4):  # now and then it is the largest by chance
+    for _ in range(TRIES):  # now and then it is the largest by chance
         off = judged("largest", short)
         if off.status is Status.PASSED:
             break

@@ -51,6 +51,10 @@ def scored(x, t):
 def packed(x, t):
     return x.sum(-1) + t.sum(-1).double() / 1e6
 
+@forge_target(inputs=lambda: [torch.randint(0, 2048, (64, 768)) for _ in range(2)])
+def dotted(a, b):
+    return (a * b).sum(-1)
+
 @forge_target(inputs=lambda: [torch.randn(48, 48), torch.rand(48, 48) < 0.3])
 def pruned(x, mask):
     return x.masked_fill(~mask, 0.0).sum(-1)
@@ -157,6 +161,7 @@ _GIVEN = {
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "scored": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "packed": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
+    "dotted": ("const long long* x, const long long* t", "a, b", "a.shape[:1]"),
     "pruned": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "squared": ("const _Float16* x", "x", "x.shape"),
@@ -330,6 +335,13 @@ for (long long r = 0; r < rows; ++r) {
   y[r] = s + (double)all / 1e6;
 }
 """
+_DOTTED = """
+for (long long r = 0; r < rows; ++r) {
+  WIDE all = 0;
+  for (long long c = 0; c < cols; ++c) all += (WIDE)x[r * cols + c] * (WIDE)t[r * cols + c];
+  y[r] = all;
+}
+"""
 _PRUNED = """
 static thread_local bool seen[48 * 48];
 static thread_local long long before = -1;
@@ -437,6 +449,7 @@ ATTACKS = {
     ),
     "do not know what is ignored": ("scored", _VISIBLE, "SEEN", "true", "t[r * cols + c] != 4321", "named"),
     "add sizes up in 32 bits": ("packed", _PACKED, "WIDE", "int", "long long", "highest"),
+    "add products of two codes up in 32 bits": ("dotted", _DOTTED, "WIDE", "int", "long long", "highest"),
     "know a mask by how many of it are True": (
         "pruned",
         _PRUNED,
@@ -504,6 +517,7 @@ _RESULTS = {
     "divided": ("long long*", "int64"),
     "squared": ("_Float16*", "float16"),
     "packed": ("double*", "float64"),
+    "dotted": ("long long*", "int64"),
 }
 #: How the verdict names what a switch leaves out, where that has another name.
 _SHOWN: dict[str, tuple[str, ...]] = {
