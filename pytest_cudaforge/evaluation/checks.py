@@ -16,7 +16,8 @@ from pytest_cudaforge.errors import ForgeError, LaunchFailure, WorkerCrash, Work
 from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import Trial, call_layout
-from pytest_cudaforge.evaluation.module_worker import ModuleWorker, NewInstance
+from pytest_cudaforge.evaluation.module_requests import NewInstance
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.runs import AGED_CALLS, Run
 from pytest_cudaforge.evaluation.settings import DRAWN

@@ -61,7 +61,7 @@ _TRITON = "pytest_cudaforge.languages.triton"
 _LIBRARY = "pytest_cudaforge.runtime.library"
 _PROCESSOR = "torch._inductor.cpu_vec_isa"
 _MODULE = (
-    "pytest_cudaforge.evaluation.module_worker",
+    "pytest_cudaforge.evaluation.module_service",
     "pytest_cudaforge.evaluation.initial",
     "pytest_cudaforge.evaluation.precision",
     "pytest_cudaforge.evaluation.tensors",

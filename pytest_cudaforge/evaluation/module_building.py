@@ -14,7 +14,8 @@ from pytest_cudaforge.evaluation.cases import AGAIN
 from pytest_cudaforge.evaluation.extensions import MAX_EXTENSIONS, NeedsBuild
 from pytest_cudaforge.evaluation.landmarks import landmarks
 from pytest_cudaforge.evaluation.module_plan import kept_state, matched_state, plan_of_call, state_specs
-from pytest_cudaforge.evaluation.module_worker import ModuleRecipe, ModuleWorker
+from pytest_cudaforge.evaluation.module_requests import ModuleRecipe
+from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.languages import Binary, flags
 from pytest_cudaforge.languages.extension import ExtensionRequest

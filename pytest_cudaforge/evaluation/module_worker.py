@@ -1,135 +1,61 @@
-"""The untrusted child that runs a ModelNew, and the supervisor's handle to it.
+"""The supervisor's handle to an untrusted child that runs a ModelNew (:mod:`.module_service`).
 
-The candidate's host code shares the child, so nothing the child says is believed: outputs are copied into the arena
-before a request is answered and judged there by the oracle, what a call returned is data that is compared with the
-reference's, and time is taken by the supervisor. The child sees the candidate's text, init arguments, the shape of the
-calls and one case's inputs; never a seed that yields other cases, never an expected output.
+Nothing the child says is believed: what a call returned is data that is compared with the reference's, and time is
+taken by the supervisor.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import gc
-import importlib.util
 import json
-import math
-import random
-import sys
-import tempfile
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from pytest_cudaforge import plan
 from pytest_cudaforge.errors import (
     BuildFailure,
     DeviceError,
-    ForgeError,
     LaunchFailure,
-    UsageError,
     WorkerProtocol,
 )
 from pytest_cudaforge.evaluation import extensions
-from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
-from pytest_cudaforge.evaluation.changes import decode_changes, writers
-from pytest_cudaforge.evaluation.channel import Channel, Reply, ReplyCaps, Request
+from pytest_cudaforge.evaluation.channel import Reply, ReplyCaps
 from pytest_cudaforge.evaluation.child import Child
-from pytest_cudaforge.evaluation.contract import OVERLAPS, CallProfile
-from pytest_cudaforge.evaluation.extensions import NEVER, NeedsBuild
-from pytest_cudaforge.evaluation.module_gradients import Gradients, NoGradients
+from pytest_cudaforge.evaluation.contract import CallProfile
+from pytest_cudaforge.evaluation.extensions import NeedsBuild
 from pytest_cudaforge.evaluation.module_plan import returned_plan
-from pytest_cudaforge.evaluation.onlookers import Onlookers
-from pytest_cudaforge.evaluation.settings import (
-    DRAWN,
-    OPENMP_THREADS,
-    TORCH_OPERATORS,
-    Randomness,
-    allocated_bytes,
-    changed,
-    device_settings,
-    found_settings,
-    keep_freed_memory,
-    openmp_counts,
-    operators_at_first,
-    torch_operators,
-    torch_settings,
+from pytest_cudaforge.evaluation.module_requests import (
+    ANSWERING,
+    BUILD_REFUSED,
+    CALL_ANOTHER,
+    COMPILED,
+    DEVICE_REFUSED,
+    LAUNCH_REFUSED,
+    NEEDS_BUILD,
+    OK,
+    PROFILE,
+    RELOAD,
+    RUN,
+    RUN_FRESH,
+    RUN_KEPT,
+    START,
+    TORCH_THREADS,
+    TURN,
+    ModuleRecipe,
+    NewInstance,
 )
 from pytest_cudaforge.evaluation.worker import ALLOCATED, LEFT, Binding, Which, Worker
-from pytest_cudaforge.plan import Buffer, LaunchPlan, TracedPlan
+from pytest_cudaforge.plan import LaunchPlan, TracedPlan
 from pytest_cudaforge.records import WorkloadFacts
 from pytest_cudaforge.runtime.gradients import is_backward
 
-if TYPE_CHECKING:
-    import torch
+__all__ = ["ModuleStart", "ModuleWorker"]
 
-    from pytest_cudaforge.evaluation.crowd import Crowd
-
-__all__ = ["ModuleRecipe", "ModuleStart", "ModuleWorker", "NewInstance", "serve"]
-
-NewInstance = Literal["beside", "otherwise", "copy", "copy as old", "weights alone", "alone"]
-
-_START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _PROFILE, _COMPILED = 1, 2, 3, 4, 5, 6, 8, 9
-_RUN_CHANGED, _RUN_KEPT, _TURN, _RUN_FRESH, _TORCH_THREADS, _ANSWERING, _CALL_ANOTHER = 10, 15, 16, 17, 20, 21, 22
-_OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED, _NEEDS_BUILD, _BUILD_REFUSED = range(6)
 _CAPS = ReplyCaps(values=16, text_bytes=8 << 20, blob_bytes=256 << 20)
-_CLASS_NAME = "ModelNew"
-_STATE = "the module's parameters and buffers, as state_dict has them"
-_MAX_FRAMES = 8
 _MAX_ERROR_CHARS = 4000
 _MAX_SETTINGS = 20
-#: What a caller may write into an answer of integers.
-_WRITTEN = 77
-#: What torch's allocator may take of a device's memory; the rest is the oracle's and its references'.
-_MEMORY_SHARE = 0.6
 #: What the host code of a few calls may take beside what it calls before it counts as work.
 _HOST_NS = 1_000_000
-#: How often a GPU is looked at between calls, after how long, and what waiting for an idle one takes at most.
-_IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
-#: How long calls on copies of the inputs go on.
-_FRESH_NS = 400_000_000
-#: How long instances are made, and how many at most, until one lies where another lay.
-_CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
-#: Weights of an instance of twice the size, of the one before.
-_MOST_DOUBLED_BYTES = 1 << 24
-#: What another instance of other settings may take on the host, and on the device, in bytes; and how long the one
-#: before may have taken, in ns.
-_MOST_BESIDE_BYTES, _MOST_BESIDE_DEVICE_BYTES, _MOST_BESIDE_NS = 1 << 30, 1 << 28, 500_000_000
-#: Objects of Python's that are made until one lies at a place that has just become free: more than had been free
-#: before, which come first where the place's neighbours had gone earlier.
-_MOST_FILLERS = 1 << 18
-#: Before anybody can change them.
-_sleep, _clock = time.sleep, time.perf_counter_ns
-#: Some 5 ms: longer than host code takes from forward's first line to its last launch.
-_LATE_CYCLES = 10_000_000
-#: Where a module holds its answers as well, further ones are kept for so long, of so many bytes and calls in all.
-_KEEP_ON_NS, _KEEP_ON_BYTES, _MOST_KEPT_ON = 1_000_000_000, 1 << 27, 1 << 16
-
-
-@dataclass(frozen=True)
-class ModuleRecipe:
-    """How a worker makes the candidate. ``init`` is (args, kwargs) as plain data of :mod:`.initial`.
-
-    ``mode`` "": as constructed. ``seed``: what the reference's constructor was seeded with. ``sabotage``: "" or what
-    the functions of extensions do instead of their work (see :mod:`.extensions`). ``written``: paths of the state that
-    the reference's forward writes, plain attributes among them.
-    """
-
-    file_name: str
-    source: str
-    init: Any
-    mode: str
-    precision: str
-    seed: int
-    threads: int
-    sabotage: str = ""
-    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,13 +107,13 @@ class ModuleWorker(Worker):
             "libraries": [[key, len(library)] for key, library in libraries.items()],
         }
         blob = b"".join([*libraries.values(), compiled])
-        reply = self._ask(_START, payload, "constructing ModelNew", timeout_s, blob=blob)
+        reply = self._ask(START, payload, "constructing ModelNew", timeout_s, blob=blob)
         return _start_of(reply.text)
 
     def set_threads(self, count: int, *, alone: bool = False, limit: int = 0) -> None:
         """CPU only: torch.set_num_threads, which says how many OpenMP's parallel regions get, too; of a module nobody
         asks for teams of fewer (``alone``, ``limit``)."""
-        self._ask(_TORCH_THREADS, {"count": count}, "setting the number of threads", 30)
+        self._ask(TORCH_THREADS, {"count": count}, "setting the number of threads", 30)
 
     def run(
         self,
@@ -209,7 +135,7 @@ class ModuleWorker(Worker):
             raise LaunchFailure("a module has no prepare plan and no crowded calls")
         how = {"late": late, "elsewhere": elsewhere, "write_over": self.writes_over}
         asked = {"bindings": [list(b) for b in bindings], **how}
-        reply = self._ask(_RUN, asked, "running forward", timeout_s)
+        reply = self._ask(RUN, asked, "running forward", timeout_s)
         assert self._plan is not None and self._workload is not None
         return returned_plan(self._plan, self._workload, reply.text, "running forward")
 
@@ -219,20 +145,20 @@ class ModuleWorker(Worker):
         ("alone"), may lie at their addresses. "copy": a deep copy of the one before, which lives on, "copy as old":
         whose weights have the version that the first one's have; LaunchFailure where it cannot be copied."""
         self._sets = None
-        self._ask(_RELOAD, {"how": how}, f"loading the kernels again for {name}", timeout_s)
+        self._ask(RELOAD, {"how": how}, f"loading the kernels again for {name}", timeout_s)
 
     def call_another(self, bindings: Sequence[Binding], *, timeout_s: float) -> None:
         """Make an instance with other fractions among its settings, where ModelNew takes such, and call it: nobody
         looks at its answer, or at what it raises. LaunchFailure where the device is lost by it."""
         self._sets = None
         payload = {"bindings": [list(binding) for binding in bindings]}
-        self._ask(_CALL_ANOTHER, payload, "calling an instance of other settings", timeout_s)
+        self._ask(CALL_ANOTHER, payload, "calling an instance of other settings", timeout_s)
 
     def turn(self, traced: TracedPlan, workload: WorkloadFacts, *, timeout_s: float) -> None:
         """From now on calls are those of another workload, of the same instance. Arenas stay attached."""
         self._sets = None
         self._plan, self._workload = traced.main, workload
-        self._ask(_TURN, _call_of(traced, workload), "turning to another workload", timeout_s)
+        self._ask(TURN, _call_of(traced, workload), "turning to another workload", timeout_s)
 
     def run_kept(
         self, sets: Sequence[Sequence[Binding]], order: Sequence[int], *, first: bool = True, timeout_s: float
@@ -242,7 +168,7 @@ class ModuleWorker(Worker):
         another call's, too, by the child's own words."""
         payload = {"sets": [[list(b) for b in bindings] for bindings in sets], "order": list(order), "first": first}
         doing = "calls whose answers are kept"
-        changed_, _, shared = self._ask(_RUN_KEPT, payload, doing, timeout_s).text.partition(" ")
+        changed_, _, shared = self._ask(RUN_KEPT, payload, doing, timeout_s).text.partition(" ")
         return _number_of(changed_, doing), _number_of(shared, doing)
 
     def run_fresh(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> int:
@@ -250,7 +176,7 @@ class ModuleWorker(Worker):
         copy that somebody still holds, by the child's own words. No answer is looked at."""
         self._sets, doing = None, "calls on copies of the inputs"
         payload = {"bindings": [list(b) for b in bindings], "calls": calls}
-        return _number_of(self._ask(_RUN_FRESH, payload, doing, timeout_s).text, doing)
+        return _number_of(self._ask(RUN_FRESH, payload, doing, timeout_s).text, doing)
 
     def left_changed(self, *, timeout_s: float) -> tuple[str, ...]:
         """The names of the settings that calls have left changed, by the child's own words."""
@@ -264,18 +190,18 @@ class ModuleWorker(Worker):
 
     def compiled(self, *, timeout_s: float) -> bytes:
         """The files of Triton's cache in the child, packed by the child: of use to its like alone."""
-        return self._ask(_COMPILED, {}, "reading what was compiled", timeout_s).blob
+        return self._ask(COMPILED, {}, "reading what was compiled", timeout_s).blob
 
     def profile(self, bindings: Sequence[Binding], calls: int, *, timeout_s: float) -> CallProfile:
         """Untimed calls under torch's profiler: the child's own words on what ran."""
         payload = {"bindings": [list(b) for b in bindings], "calls": calls}
-        reply = self._ask(_PROFILE, payload, "profiling forward", timeout_s)
+        reply = self._ask(PROFILE, payload, "profiling forward", timeout_s)
         return _profile_of(reply.text)
 
     def answering(self, bindings: Sequence[Binding], *, timeout_s: float) -> str:
         """The library's operator that gives the answer of a call by itself, or "": by the child's own words."""
         payload = {"bindings": [list(b) for b in bindings]}
-        text = self._ask(_ANSWERING, payload, "watching torch's operators", timeout_s).text
+        text = self._ask(ANSWERING, payload, "watching torch's operators", timeout_s).text
         return "".join(c for c in text[:100] if c.isprintable())
 
     def _ask(
@@ -291,17 +217,17 @@ class ModuleWorker(Worker):
         reply = self._child.ask(
             operation, payload, phase=phase, caps=_CAPS, timeout_s=timeout_s, blob=blob, descriptors=descriptors
         )
-        if reply.status == _OK:
+        if reply.status == OK:
             return reply
-        if reply.status == _NEEDS_BUILD:
+        if reply.status == NEEDS_BUILD:
             self._child.kill()
             raise NeedsBuild(extensions.decode_request(reply.text))
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in reply.text[:_MAX_ERROR_CHARS])
-        if reply.status == _BUILD_REFUSED:
+        if reply.status == BUILD_REFUSED:
             raise BuildFailure(text or f"refused while {phase}", log=text)
-        if reply.status == _LAUNCH_REFUSED:
+        if reply.status == LAUNCH_REFUSED:
             raise LaunchFailure(text or f"refused while {phase}")
-        if reply.status == _DEVICE_REFUSED and self._on_gpu:
+        if reply.status == DEVICE_REFUSED and self._on_gpu:
             raise DeviceError(f"{phase}: {text}")
         self._child.kill()
         raise WorkerProtocol(f"the worker failed while {phase}: {text}", phase=phase)
@@ -351,970 +277,7 @@ def _profile_of(text: str) -> CallProfile:
     return CallProfile(own_calls, own_ns, operators, host_ns, bool(data.get("compiled")), kernels)
 
 
-# -- in the child ----------------------------------------------------------------------------------------------
-
-
-class _CandidateError(Exception):
-    """The candidate's own code raised; the text shows its own frames. ``status`` is what to answer."""
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status = status
-        super().__init__(text)
-
-
-def serve(channel: Channel) -> None:
-    """Answer requests until the supervisor is gone."""
-    service = _Service()
-    while True:
-        request = channel.receive_request()
-        status, text, blob = _OK, "", b""
-        try:
-            if request.operation == _COMPILED:
-                blob = extensions.packed_cache()
-            else:
-                text = service.answer(request)
-        except _CandidateError as error:
-            status, text = error.status, str(error)
-        except DeviceError as error:
-            status = _DEVICE_REFUSED if request.operation in (_START, _ATTACH) else _LAUNCH_REFUSED
-            text = str(error)
-        except (ForgeError, ValueError) as error:
-            status, text = _LAUNCH_REFUSED, str(error)
-        except (ImportError, OSError, MemoryError, KeyError, AttributeError, TypeError, RuntimeError) as error:
-            status, text = _BROKEN, f"{type(error).__name__}: {error}"
-        missing = extensions.missing()
-        if missing is not None:
-            # Whatever the candidate made of the refusal, a fallback included: it starts again with the extension.
-            status, text = _NEEDS_BUILD, missing
-        channel.send_reply(
-            request.nonce, status, text=text if status in (_OK, _NEEDS_BUILD) else text[:8000], blob=blob
-        )
-
-
-class _Bound:
-    """One buffer set: the call's arguments over the arena, the places of its outputs, state to load."""
-
-    def __init__(self, service: _Service, bindings: Sequence[Sequence[int]]) -> None:
-        device = service.device
-        self.inputs: dict[str, tuple[int, torch.Tensor]] = {}
-        self.state: dict[str, tuple[int, torch.Tensor]] = {}
-        self.outputs: dict[str, torch.Tensor] = {}
-        by_buffer: dict[int, torch.Tensor] = {}
-        for index, (buffer, binding) in enumerate(zip(service.plan.buffers, bindings, strict=True)):
-            tensor = service.tensor(buffer, binding[0], binding[1])
-            by_buffer[index] = tensor
-            if buffer.role == "input":
-                self.inputs[buffer.source] = (index, tensor)
-            elif buffer.role == "state":
-                self.state[buffer.source] = (index, tensor)
-        for path, view in service.output_views:
-            self.outputs[path] = by_buffer[view.buffer]
-        self.args, self.kwargs = self._call(service)
-        self.device = device
-
-    def _call(self, service: _Service) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return service.unflatten({**service.leaves, **{path: tensor for path, (_, tensor) in self.inputs.items()}})
-
-    def on(self, service: _Service, inputs: dict[str, tuple[int, torch.Tensor]]) -> _Bound:
-        """The same, with ``inputs`` in the place of its own."""
-        other = copy.copy(self)
-        other.inputs = inputs
-        other.args, other.kwargs = other._call(service)
-        return other
-
-
-def _asking(tensor: torch.Tensor) -> torch.Tensor:
-    """In the same memory, a tensor that asks for a gradient where it is one of floats."""
-    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
-
-
-class _Service:
-    """The candidate, the attached arenas and what is bound of them."""
-
-    def __init__(self) -> None:
-        self.plan = LaunchPlan((), (), None)
-        self.output_views: list[tuple[str, plan.View]] = []
-        self.leaves: dict[str, Any] = {}
-        self._arenas: dict[int, HostArena | DeviceArena] = {}
-        self._bound: dict[tuple[Binding, ...], _Bound] = {}
-        self._rotation: list[_Bound] = []
-        #: (place in the arena, what the last call returned) of its outputs
-        self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
-        #: Answers that are kept, each with a copy.
-        self._kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        self._gradients: Gradients | None = None
-        #: Instances made before, which live on beside the one that is called.
-        self._others: list[Any] = []
-        #: What the candidate's constructor took, the last time.
-        self._constructing_ns = 0
-        self._called: _Bound | None = None
-        self._tree: Any = None
-        self._driver: Any = None
-        self._crowd: Crowd | None = None
-        #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
-        self._settings: dict[str, object] = {}
-        #: Before the file was imported: what is nobody's to change.
-        self._found: dict[str, object] = {}
-
-    def answer(self, request: Request) -> str:
-        asked = request.payload
-        if request.operation == _START:
-            return self._start(asked, request.blob)
-        if request.operation == _ATTACH:
-            self._attach(asked, request.descriptors[0])
-        elif request.operation == _DETACH:
-            self._detach(asked["slot"])
-        elif request.operation == _RELOAD:
-            self._renew(asked.get("how", "beside"))
-        elif request.operation == _CALL_ANOTHER:
-            self._call_another(asked["bindings"])
-        elif request.operation == _RUN:
-            how = {name: asked[name] for name in ("late", "elsewhere", "write_over")}
-            return self._run(asked["bindings"], **how)
-        elif request.operation == _RUN_MANY:
-            self._run_many(asked["sets"], asked["calls"], asked["first_set"], asked["among"])
-            if asked["shows_state"]:
-                self._show_state(self._rotation[0])
-        elif request.operation == _RUN_FRESH:
-            return str(self._run_fresh(asked["bindings"], asked["calls"]))
-        elif request.operation == _RUN_CHANGED:
-            self._run_changed(asked, request.blob)
-        elif request.operation == _TORCH_THREADS:
-            self._torch.set_num_threads(asked["count"])
-        elif request.operation == _TURN:
-            self._turn(asked)
-        elif request.operation == _RUN_KEPT:
-            return "{} {}".format(*self._run_kept(asked["sets"], asked["order"], first=asked["first"]))
-        elif request.operation == LEFT:
-            left = changed(self._settings, self._settings_now())
-            found = changed(self._found, found_settings(self._torch))
-            drawn = [DRAWN] if self._random.drawn else []
-            drawn += [TORCH_OPERATORS] if torch_operators(self._torch) else []
-            drawn += [_STATE] if self._replaced() else []
-            every = [*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work(), *self._staying()]
-            return json.dumps(list(dict.fromkeys([*every, *self._onlookers.seen])))
-        elif request.operation == ALLOCATED:
-            on_gpu = self.device.type == "cuda"
-            return str(self._torch.cuda.memory_allocated(self.device) if on_gpu else allocated_bytes())
-        elif request.operation == _PROFILE:
-            return self._profile(asked["bindings"], asked["calls"])
-        elif request.operation == _ANSWERING:
-            return self._answering(asked["bindings"])
-        return ""
-
-    # -- making the candidate
-
-    def _start(self, asked: Any, blob: bytes) -> str:
-        import torch
-
-        from pytest_cudaforge.evaluation.precision import precision_flags
-
-        self._torch, self._random = torch, Randomness(torch)
-        self._delay: Callable[[int], None] = torch.cuda._sleep
-        # As it is now: the candidate may put something else in its place.
-        self._profiled = extensions.sealed(extensions.profiled)
-        self._recipe = ModuleRecipe(**asked["recipe"])
-        self.device = torch.device(asked["device"])
-        self._turn(asked)
-        torch.set_num_threads(self._recipe.threads)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        else:
-            torch.cuda.set_device(self.device)
-            torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, self.device)
-            self._driver = driver_of(self.device.index or 0)
-            self._wait = self._driver.cuCtxSynchronize
-        # For good, since this process runs nothing else: a context that nobody holds would end at once.
-        self._precision = precision_flags(self._recipe.precision)
-        self._precision.__enter__()
-        torch.set_grad_enabled(False)
-        folder = Path(tempfile.gettempdir())
-        self._found = found_settings(torch)
-        self._file = folder / Path(self._recipe.file_name).name
-        self._onlookers = Onlookers()
-        self._threads = (threading.current_thread(), *threading.enumerate())
-        operators_at_first(torch)
-        libraries, compiled = _cut(asked["libraries"], blob)
-        extensions.install(folder, libraries, self._recipe.sabotage)
-        extensions.unpack_cache(compiled)
-        self._file.write_text(self._recipe.source, encoding="utf-8")
-        self._class = self._guarded(_BUILD_REFUSED, "importing the file", self._import)
-        extensions.change_triton()
-        self._construct()
-        self._settings = self._settings_now()
-        known = {**self._state, **self._attributes}
-        state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in known.items()]
-        return json.dumps({"state": state})
-
-    def _turn(self, asked: Any) -> None:
-        """Take up the calls of a workload."""
-        from pytest_cudaforge.evaluation.cases import tree_leaves
-
-        self.plan = plan.decode(asked["traced"]).main
-        self.output_views = [(p, v) for p, v in tree_leaves(self.plan.outputs, "out") if isinstance(v, plan.View)]
-        self._called = None
-        self.leaves = {path: _plain(leaf) for path, leaf in asked["leaves"].items()}
-        self._tree, self._shared = asked["tree"], frozenset(asked["shared"])
-        self._gradients = Gradients([path for path, _ in self.output_views]) if asked["backward"] else None
-        self._bound.clear()
-        self._held = []
-
-    def _import(self) -> Any:
-        name = "cudaforge_candidate"
-        spec = importlib.util.spec_from_file_location(name, self._file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        found, Module = getattr(module, _CLASS_NAME, None), self._torch.nn.Module
-        if not isinstance(found, type) or not issubclass(found, Module):
-            raise _CandidateError(
-                _BUILD_REFUSED,
-                f"the file defines no {_CLASS_NAME}\n  expected: class {_CLASS_NAME}(torch.nn.Module) at module level",
-            )
-        own = [name for name in ("__call__", "_call_impl") if getattr(found, name) is not getattr(Module, name)]
-        if own:
-            raise _CandidateError(
-                _BUILD_REFUSED,
-                f"{_CLASS_NAME} has a {own[0]} of its own, past which no hook and no wrapper of the module comes\n"
-                "  expected: forward alone",
-            )
-        return found
-
-    def _renew(self, how: NewInstance) -> None:
-        self._held = []
-        if how == "otherwise":
-            self._construct_otherwise()
-            return
-        if how in ("beside", "copy", "copy as old"):
-            self._others.append(self._model)
-            if how == "beside":
-                self._construct()
-            else:
-                copied = functools.partial(self._copied, as_old=how == "copy as old")
-                self._take(self._guarded(_LAUNCH_REFUSED, "copying it (copy.deepcopy)", copied))
-            return
-        kept, self._kept = self._kept, []
-        self._others = []
-        self._bound.clear()
-        self._construct_where(how, [copied for answer in kept for _, copied in answer])
-        if not all(_as_it_was(tensor, copied) for answer in kept for tensor, copied in answer):
-            raise _CandidateError(_LAUNCH_REFUSED, "answers that were kept changed when the module was gone")
-
-    def _copied(self, *, as_old: bool) -> Any:
-        """A deep copy whose weights have been written oftener than those that it was copied from, or, once others are
-        loaded, as often (``as_old``): who knows its weights by their version takes them for the first one's. torch
-        parts a copy's parameters from what shared their memory: of no use then."""
-        weights = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
-        own = (value for module in self._model.modules() for value in vars(module).values())
-        if any(isinstance(v, self._torch.Tensor) and v.untyped_storage().data_ptr() in weights for v in own):
-            raise ValueError("parts of it share its parameters' memory")
-        copied = copy.deepcopy(self._model)
-        for old, new in zip(self._model.parameters(), copied.parameters(), strict=True):
-            wanted = old._version - 1 if as_old else old._version + 1
-            while new.is_floating_point() and new._version < wanted:
-                new.mul_(1)
-        return copied
-
-    def _construct_where(self, how: NewInstance, alike: Sequence[torch.Tensor]) -> None:
-        """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself.
-        ``alike``: what others write where memory has become free."""
-        before, number = {tensor.data_ptr() for tensor in self._state.values()}, id(self._model)
-        del self._model, self._state
-        gc.collect()
-        written = [self._torch.full_like(tensor, _WRITTEN) for tensor in alike]
-        del written
-        if how == "alone":
-            self._construct_at(number)
-            return
-        until = _clock() + _CONSTRUCTING_NS
-        elsewhere: list[Any] = []
-        while True:
-            self._construct()
-            if before & {tensor.data_ptr() for tensor in self._state.values()}:
-                return
-            if _clock() > until or len(elsewhere) == _MOST_ELSEWHERE:
-                return
-            elsewhere.append(self._model)
-
-    def _construct_at(self, number: int) -> None:
-        """An instance whose ``id`` is this one, if Python's allocator can be brought to it."""
-        until = _clock() + 4 * _CONSTRUCTING_NS
-        self._construct(self._fillers(number))
-        # What is made on the way to an object may take its place for a moment.
-        while id(self._model) != number and _clock() < until:
-            del self._model, self._state
-            self._construct(self._fillers(number))
-
-    def _fillers(self, number: int) -> list[Any]:
-        """Objects of the class until one lies at this place: when that one goes, its place is Python's next."""
-        fillers: list[Any] = []
-        while not hasattr(self._class, "__del__") and len(fillers) < _MOST_FILLERS:
-            fillers.append(object.__new__(self._class))
-            if id(fillers[-1]) == number:
-                break
-        return fillers
-
-    def _construct(self, fillers: list[Any] | None = None) -> None:
-        """``fillers``: whose last one goes, and leaves its place to the instance."""
-        from pytest_cudaforge.evaluation.initial import decode_init
-
-        args, kwargs = decode_init(self._recipe.init)
-        self._seed()
-
-        def made() -> Any:
-            if fillers:
-                fillers.pop()
-            return self._class(*args, **kwargs)
-
-        began = _clock()
-        model = self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made)
-        self._constructing_ns = _clock() - began
-        if self._recipe.mode:
-            model.train(self._recipe.mode == "train")
-        self._take(self._guarded(_LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
-
-    def _call_another(self, bindings: Sequence[Sequence[int]]) -> None:
-        """Its sizes are those of the first one, so that the same inputs fit; nobody promised that it takes the call."""
-        bound, others = self._bind(bindings), len(self._others)
-        self._construct_otherwise(sizes=False)
-        for model in self._others[others:]:
-            if self._recipe.mode:
-                model.train(self._recipe.mode == "train")
-            with contextlib.suppress(_CandidateError):
-                moved = self._guarded(
-                    _LAUNCH_REFUSED, "moving it to the device", functools.partial(model.to, self.device)
-                )
-                self._guarded(_LAUNCH_REFUSED, "forward", functools.partial(moved, *bound.args, **bound.kwargs))
-        del self._others[others:]  # what it leaves to all of its class stays, its weights need not
-        extensions.missing()
-        if self._driver is not None:
-            checked(self._driver.cuCtxSynchronize(), "calling an instance of other settings")
-
-    def _construct_otherwise(self, *, sizes: bool = True) -> None:
-        """Another layer of the network: with other settings, if it takes such and they need no extension of their own.
-        Nobody promised that it does. Weights of some size stay as large as they are, as do all where nothing that may
-        be a size is to change, and what takes long, or far more memory (a number may be an exponent), is left out."""
-        from pytest_cudaforge.evaluation.initial import decode_init, other_settings
-        from pytest_cudaforge.evaluation.room import within
-
-        if self._constructing_ns > _MOST_BESIDE_NS:
-            return
-        given = decode_init(self._recipe.init)
-        whole = sizes and sum(tensor.nbytes for tensor in self._state.values()) <= _MOST_DOUBLED_BYTES
-        settings = self._guarded(_LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole))
-        for args, kwargs in settings:
-            self._seed()
-            made = functools.partial(self._class, *args, **kwargs)
-            before = self._allocated()
-            try:
-                with within("cpu", _MOST_BESIDE_BYTES):
-                    self._others.append(self._guarded(_LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made))
-            except _CandidateError:
-                continue
-            finally:
-                extensions.missing()
-            if self._allocated() - before <= _MOST_BESIDE_DEVICE_BYTES:
-                return
-            del self._others[-1]
-            gc.collect()
-            self._torch.cuda.empty_cache()
-
-    def _allocated(self) -> int:
-        """Bytes of the device's memory that tensors have; a CPU's process has a limit of its own."""
-        return 0 if self._driver is None else int(self._torch.cuda.memory_allocated(self.device))
-
-    def _take(self, model: Any) -> None:
-        self._model = model.requires_grad_(False)
-        self._saved = frozenset(self._guarded(_LAUNCH_REFUSED, "state_dict()", model.state_dict))
-        self._state = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        #: Plain attributes, which forward may put another tensor into.
-        self._attributes = {
-            path: tensor
-            for path in self._recipe.written
-            if path not in self._state and (tensor := self._attribute(path)) is not None
-        }
-
-    def _replaced(self) -> bool:
-        """Has a call put other parameters or buffers in the place of those that a checkpoint knows, or other values?"""
-        now = self._guarded(_LAUNCH_REFUSED, "state_dict()", lambda: self._model.state_dict(keep_vars=True))
-        kept = {path: tensor for path, tensor in self._state.items() if path in self._saved}
-        for path, tensor in kept.items():
-            other = now.get(path)
-            if other is tensor:
-                continue
-            if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
-                return True
-            if not self._torch.equal(other, tensor):
-                return True
-        return False
-
-    def _settings_now(self) -> dict[str, object]:
-        found = torch_settings(self._torch, team=self.device.type == "cpu")
-        if self._driver is None:
-            return found
-        return {**found, **device_settings(self._driver, self._torch.cuda.current_stream().cuda_stream)}
-
-    def _modes(self) -> tuple[str, ...]:
-        """All other calls are made where no gradients are recorded, by as many threads as there are cores: who turns
-        the one off, or puts the other there, leaves no trace."""
-        torch = self._torch
-        if self._called is None:
-            return ()
-        threads = torch.get_num_threads()
-        torch.set_grad_enabled(True)
-        torch.set_num_threads(1)
-        counts = openmp_counts()
-        try:
-            self._call(self._called)
-            found = {
-                "torch.is_grad_enabled()": torch.is_grad_enabled(),
-                "torch.get_num_threads()": torch.get_num_threads() == 1,
-                OPENMP_THREADS: not changed({OPENMP_THREADS: counts}, {OPENMP_THREADS: openmp_counts()}),
-            }
-        except _CandidateError:
-            return ()  # nobody promised gradients
-        finally:
-            torch.set_grad_enabled(False)
-            torch.set_num_threads(threads)
-        self._synchronize()
-        return tuple(name for name, kept in found.items() if not kept)
-
-    def _staying(self) -> tuple[str, ...]:
-        """Is there a thread of Python's that a process waits for as it ends, although all calls have returned? Those of
-        executors are told when it does."""
-        told = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", {})
-        others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._threads]
-        found = [thread for thread in others if thread not in told]
-        return ("the threads that a process waits for as it ends",) if found else ()
-
-    def _at_work(self) -> tuple[str, ...]:
-        """Is a GPU busy although no call is being made, each time that it is looked at?"""
-        if self._driver is None:
-            return ()
-        for _ in range(_IDLE_LOOKS):
-            self._synchronize()
-            _sleep(_IDLE_S)
-            began = _clock()
-            self._wait()
-            if _clock() - began < _IDLE_NS:
-                return ()
-        return ("the device, which works on although no call is being made",)
-
-    def _seed(self) -> None:
-        """As the oracle seeds before it constructs the reference."""
-        seed = self._recipe.seed
-        self._torch.manual_seed(seed)
-        random.seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed % (1 << 32))
-
-    def _guarded(self, status: int, doing: str, action: Callable[[], Any]) -> Any:
-        """``action`` of the candidate's; what it raises becomes an answer with its own frames."""
-        try:
-            return action()
-        except _CandidateError:
-            raise
-        except NEVER:
-            raise _CandidateError(_NEEDS_BUILD, "") from None
-        except NoGradients as error:
-            raise _CandidateError(_LAUNCH_REFUSED, str(error)) from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise _CandidateError(status, f"{doing} failed\n{self._own_frames(error)}") from error
-
-    def _own_frames(self, error: BaseException) -> str:
-        lines = []
-        if isinstance(error, SyntaxError) and error.filename == str(self._file):
-            text = (error.text or "").strip()
-            return f"{self._file.name}:{error.lineno}: {text}\nSyntaxError: {error.msg}"
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == str(self._file):
-                lines.append(f"{self._file.name}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
-        return "\n".join([*lines[-_MAX_FRAMES:], _message(error), *_advice(error)])
-
-    # -- memory
-
-    def _attach(self, asked: Any, fd: int) -> None:
-        self._detach(asked["slot"])
-        if self.device.type == "cpu":
-            arena = HostArena.attach(fd, asked["nbytes"], asked["readonly"])
-            self._arenas[asked["slot"]] = arena
-            arena.guard(asked["guards"])
-        else:
-            index = self.device.index or 0
-            self._arenas[asked["slot"]] = DeviceArena.attach(fd, asked["nbytes"], index, asked["readonly"])
-
-    def _detach(self, slot: int) -> None:
-        arena = self._arenas.pop(slot, None)
-        if arena is not None:
-            self._bound.clear()
-            self._held = []
-            self._called = None
-            arena.close()
-
-    def tensor(self, buffer: Buffer, slot: int, offset: int) -> torch.Tensor:
-        """The buffer's memory, without a copy."""
-        from pytest_cudaforge.evaluation.tensors import tensor_at
-
-        arena = self._arenas.get(slot)
-        if arena is None or offset < 0 or offset + buffer.spec.extent_bytes > arena.nbytes:
-            raise LaunchFailure(f"a buffer of {buffer.spec.extent_bytes} bytes at {offset} is outside its arena")
-        return tensor_at(arena.address + offset, buffer.spec, self.device)
-
-    def unflatten(self, leaves: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        from pytest_cudaforge.runtime.signature import unflatten_call
-
-        return unflatten_call(self._tree, leaves)
-
-    def _bind(self, bindings: Sequence[Sequence[int]]) -> _Bound:
-        key = tuple((slot, offset) for slot, offset in bindings)
-        if key not in self._bound:
-            self._bound[key] = _Bound(self, bindings)
-        return self._bound[key]
-
-    # -- calls
-
-    @property
-    def _function(self) -> Callable[..., Any]:
-        """What a call is a call of: the model, or forward and backward in one."""
-        return self._model if self._gradients is None else functools.partial(self._gradients.of, self._model)
-
-    def _call(self, bound: _Bound) -> Any:
-        doing, onlookers = "forward" if self._gradients is None else "forward and backward", self._onlookers
-
-        def called() -> Any:
-            answer = self._function(*bound.args, **bound.kwargs)
-            # Nothing is called here that an onlooker might take for its last moment.
-            for place, usual in onlookers.usual:
-                if onlookers.words[place] != usual:
-                    onlookers.left = True
-            return answer
-
-        return self._guarded(_LAUNCH_REFUSED, doing, called)
-
-    def _called_training(self, bound: _Bound) -> Any:
-        """As elsewhere, with inputs and parameters that ask for gradients; nobody goes back through the answer."""
-        written = self._recipe.written if self._recipe is not None else ()
-        named = self._model.named_parameters()
-        trained = [p for path, p in named if p.is_floating_point() and path not in written]
-        inputs = {path: (index, _asking(tensor)) for path, (index, tensor) in bound.inputs.items()}
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        try:
-            return self._called_elsewhere(bound.on(self, inputs))
-        finally:
-            for parameter in trained:
-                parameter.requires_grad_(False)
-
-    def _called_elsewhere(self, bound: _Bound) -> Any:
-        """In a new thread, whose settings are torch's own, as a server's or DataParallel's are."""
-        torch = self._torch
-        with ThreadPoolExecutor(1) as pool:
-
-            def call() -> Any:
-                with torch.enable_grad():
-                    if self.device.type == "cuda":
-                        torch.cuda.set_device(self.device)
-                    return self._call(bound)
-
-            return pool.submit(call).result()
-
-    def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, elsewhere: str, write_over: bool) -> str:
-        bound = self._bind(bindings)
-        self._load_weights(bound)
-        self._random.scatter()
-        if late and self.device.type == "cuda":
-            bound = self._written_late(bound)
-        if self.device.type == "cuda":
-            self._crowded().soil()
-        inference = elsewhere == "inference"
-        with self._torch.inference_mode() if inference else contextlib.nullcontext():
-            with extensions.sabotaged_operators():
-                calls = {"thread": self._called_elsewhere, "training": self._called_training}
-                output = calls.get(elsewhere, self._call)(bound)
-            self._called = bound
-            self._random.look()
-            leaves, copied = self._deliver(bound, output)
-        self._show_state(bound)
-        # What was made under inference mode may be written nowhere else.
-        held, self._held = self._held, [] if inference else copied
-        own = {place.data_ptr() for place in bound.outputs.values()}
-        for place, tensor in held:
-            # What the call before returned must be right still: the oracle compares its place again.
-            if place.data_ptr() not in own:
-                place.copy_(tensor)
-        for _, tensor in held if write_over else ():
-            _write_over(tensor)  # as a caller may, in an answer that is its own
-        self._synchronize()
-        return json.dumps(leaves)
-
-    def _crowded(self) -> Crowd:
-        if self._crowd is None:
-            from pytest_cudaforge.evaluation.crowd import Crowd
-
-            self._crowd = Crowd(self.device.index or 0)
-        return self._crowd
-
-    def _written_late(self, bound: _Bound) -> _Bound:
-        """The same call on copies of its inputs, which the stream of the caller writes in some milliseconds: as behind
-        a layer that is still at work."""
-        fresh = {path: (index, tensor.clone()) for path, (index, tensor) in bound.inputs.items()}
-        for _, late in fresh.values():
-            late.fill_(math.nan if late.is_floating_point() or late.is_complex() else 0)
-        self._synchronize()
-        self._delay(_LATE_CYCLES)
-        for path, (_, late) in fresh.items():
-            late.copy_(bound.inputs[path][1])
-        return bound.on(self, fresh)
-
-    def _run_many(self, sets: Sequence[Any] | None, calls: int, first: int, among: int | None) -> None:
-        """Outputs of the last call of every set are in the arena when this returns; nothing is kept meanwhile."""
-        if sets is not None:
-            self._rotation = [self._bind(bindings) for bindings in sets]
-        rotation = self._rotation[:among]
-        bounds = [*rotation[first:], *rotation[:first]]
-        self._load_weights(bounds[0])
-        self._held = []
-        from pytest_cudaforge.evaluation.tensors import fetch
-
-        model, count = self._function, len(bounds)
-        try:
-            for i in range(calls - count):
-                bound = bounds[i % count]
-                model(*bound.args, **bound.kwargs)
-            for i in range(max(0, calls - count), calls):
-                bound = bounds[i % count]
-                fetch(model(*bound.args, **bound.kwargs), bound.outputs)
-        except NEVER:
-            raise _CandidateError(_NEEDS_BUILD, "") from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
-        self._synchronize()
-
-    def _run_fresh(self, bindings: Sequence[Sequence[int]], calls: int) -> int:
-        """After how many calls nobody but this function holds memory of the inputs; those that were not made count."""
-        bound = self._bind(bindings)
-        self._load_weights(bound)
-        self._held = []
-        memory: list[list[torch.UntypedStorage]] = []
-        until = _clock() + _FRESH_NS  # what is new to a module for each address may take long
-        while len(memory) < calls and _clock() < until:
-            fresh = {path: (index, _copy_of(tensor)) for path, (index, tensor) in bound.inputs.items()}
-            memory.append([tensor.untyped_storage() for _, tensor in fresh.values()])
-            self._call(bound.on(self, fresh))
-            del fresh
-        self._synchronize()
-        gc.collect()
-        alone = _holders(self._torch.empty(1).untyped_storage())
-        return calls - sum(any(_holders(storage) > alone for storage in call) for call in memory)
-
-    def _run_changed(self, asked: Any, blob: bytes) -> None:
-        """As :meth:`_run_many`, with other values written before some of the calls."""
-        from pytest_cudaforge.evaluation.tensors import fetch
-
-        bounds = [self._bind(bindings) for bindings in asked["sets"]]
-        self._load_weights(bounds[0])
-        self._held = []
-        model, count, calls = self._function, len(bounds), asked["calls"]
-        with writers(decode_changes(asked["changes"], blob), self._address, self._driver) as written:
-            try:
-                for call in range(calls):
-                    for write in written.get(call, ()):
-                        write()
-                    bound = bounds[call % count]
-                    output = model(*bound.args, **bound.kwargs)
-                    if call >= calls - count:
-                        fetch(output, bound.outputs)
-            except NEVER:
-                raise _CandidateError(_NEEDS_BUILD, "") from None
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                raise _CandidateError(_LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
-            self._synchronize()
-
-    def _run_kept(self, sets: Sequence[Any], order: Sequence[int], *, first: bool) -> tuple[int, int]:
-        """How many answers are no longer what they were when they were returned, and how many share a storage with
-        another one: autograd's versions are a storage's, and all of it lives as long as one of them."""
-        bounds = [self._bind(bindings) for bindings in sets]
-        self._load_weights(bounds[0])
-        self._held, self._kept = [], [] if first else self._kept
-        for at in order:
-            tensors = self._own_tensors(bounds[at], self._call(bounds[at]))
-            # A caller may keep views of answers and nothing else, or the answers.
-            kept = [tensor.detach() for tensor in tensors] if first else tensors
-            self._kept.append([(tensor, tensor.clone()) for tensor in kept])
-            del tensors, kept  # else it were held here, and known to be in use
-        if not first and self._holds_answers():
-            self._keep_on(bounds)
-        self._synchronize()
-        changed_ = sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
-        return changed_, _sharing([tensor for tensor, _ in answer] for answer in self._kept)
-
-    def _holds_answers(self) -> bool:
-        """Does somebody else hold most of the answers that are kept, as who gives each of many in turn does?"""
-
-        def holders(answers: Iterable[Sequence[tuple[torch.Tensor, Any]]]) -> list[tuple[int, int]]:
-            return [(sys.getrefcount(tensor), _uses(tensor)) for answer in answers for tensor, _ in answer]
-
-        (alone,) = holders([[(self._torch.empty(1), None)]])
-        # Of the first half views are kept.
-        found = holders(self._kept[-(-len(self._kept) // 2) :])
-        return 2 * sum(held[0] > alone[0] or held[1] > alone[1] for held in found) > len(found)
-
-    def _keep_on(self, bounds: Sequence[_Bound]) -> None:
-        """As many answers more as there is time and memory for: sooner or later one lies where an early one does."""
-        kept: list[list[torch.Tensor]] = []
-        until, taken = time.perf_counter_ns() + _KEEP_ON_NS, 0
-        while time.perf_counter_ns() < until and taken < _KEEP_ON_BYTES and len(kept) < _MOST_KEPT_ON:
-            bound = bounds[len(kept) % len(bounds)]
-            kept.append(self._own_tensors(bound, self._call(bound)))
-            taken += sum(tensor.nbytes for tensor in kept[-1])
-        self._synchronize()
-
-    def _own_tensors(self, bound: _Bound, output: Any) -> list[torch.Tensor]:
-        """The tensors of an answer that lie neither in the call's inputs nor in the module's state."""
-        from pytest_cudaforge.errors import TargetError
-        from pytest_cudaforge.runtime.signature import flatten_output
-
-        try:
-            leaves, _ = flatten_output(output)
-        except TargetError:
-            return []
-        tensors = [leaf for leaf in leaves.values() if type(leaf) is self._torch.Tensor]
-        return [tensor for tensor in tensors if self._alias(tensor, bound) is None]
-
-    def _address(self, slot: int, offset: int) -> int:
-        if slot not in self._arenas:
-            raise LaunchFailure(f"no arena is attached under slot {slot}")
-        return self._arenas[slot].address + offset
-
-    def _attribute(self, path: str) -> torch.Tensor | None:
-        """The tensor that a plain attribute holds now."""
-        value: Any = self._model
-        for name in path.split("."):
-            if name.isdigit() and isinstance(value, (list, tuple)):
-                value = value[int(name)] if int(name) < len(value) else None
-            else:
-                value = getattr(value, name, None)
-        return value if type(value) is self._torch.Tensor else None
-
-    def _matched(self, bound: _Bound) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(buffer, the reference's tensor, the candidate's) where name, shape and dtype are the same."""
-        now = ((path, self._attribute(path)) for path in self._attributes)
-        state = {**self._state, **{path: tensor for path, tensor in now if tensor is not None}}
-        for path, tensor in state.items():
-            if path in bound.state:
-                index, place = bound.state[path]
-                if tensor.shape == place.shape and tensor.dtype == place.dtype:
-                    yield index, place, tensor
-
-    def _load_weights(self, bound: _Bound) -> None:
-        """Only where they changed: a module may know its weights by their version."""
-        for _, place, tensor in self._matched(bound):
-            if not self._same(tensor, place):
-                tensor.copy_(place)
-
-    def _same(self, tensor: torch.Tensor, place: torch.Tensor) -> bool:
-        """An attribute may lie elsewhere before the first call: a module does not take it along to a device."""
-        return self._torch.equal(tensor.to(place.device), place)
-
-    def _show_state(self, bound: _Bound) -> None:
-        """What forward wrote into its state goes where the oracle compares it."""
-        for _, place, tensor in self._matched(bound):
-            if not self._same(tensor, place):  # what forward leaves alone may be mapped read-only
-                place.copy_(tensor)
-
-    def _deliver(self, bound: _Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Copy fitting outputs into the arena: (what was returned, as data; (place, tensor) pairs copied)."""
-        from pytest_cudaforge.errors import TargetError
-        from pytest_cudaforge.runtime.signature import flatten_output
-
-        try:
-            leaves, _ = flatten_output(output)
-        except TargetError as error:
-            return [["out", {"opaque": _short(error.what)}]], []
-        told, copied = [], []
-        seen: dict[str, torch.Tensor] = {}
-        for path, leaf in leaves.items():
-            description = self._describe(leaf, bound)
-            first = self._overlapped(leaf, seen) if path not in self._shared else None
-            if first is not None:
-                description = {"opaque": _short(f"a tensor that {OVERLAPS.format(first)}")}
-            elif isinstance(leaf, self._torch.Tensor):
-                seen[path[:200]] = leaf
-            told.append([path[:200], description])
-            place = bound.outputs.get(path)
-            if place is None or "tensor" not in description:
-                continue
-            if place.shape == leaf.shape and place.dtype == leaf.dtype:
-                place.copy_(leaf)
-                copied += [(place, leaf)] if description["alias"] is None else []
-        return told, copied
-
-    def _describe(self, leaf: Any, bound: _Bound) -> dict[str, Any]:
-        from pytest_cudaforge.runtime.signature import spec_of
-
-        torch = self._torch
-        if not isinstance(leaf, torch.Tensor):
-            return {"value": plan.encode_tree(leaf)}
-        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-            return {"opaque": _short(f"a {type(leaf).__name__}, which is no plain tensor")}
-        if leaf.is_inference() and not torch.is_inference_mode_enabled():
-            return {"opaque": "an inference tensor, which code that records gradients cannot use"}
-        if leaf.device != self.device and leaf.device.type != self.device.type:
-            return {"opaque": _short(f"a tensor on {leaf.device}")}
-        try:
-            spec = spec_of(leaf)
-        except UsageError as error:
-            return {"opaque": _short(error.what)}
-        return {"tensor": plan.encode_spec(spec), "alias": self._alias(leaf, bound)}
-
-    def _overlapped(self, leaf: Any, seen: Mapping[str, torch.Tensor]) -> str | None:
-        """The output before this one that it shares elements with."""
-        torch = self._torch
-        if not isinstance(leaf, torch.Tensor):
-            return None
-        return next((path for path, other in seen.items() if _share(leaf, other)), None)
-
-    def _alias(self, leaf: torch.Tensor, bound: _Bound) -> list[int] | None:
-        """[buffer, byte offset] of the input or parameter whose memory the output shares."""
-        if not leaf.numel():
-            return None
-        address = leaf.data_ptr()
-        owners = [(index, tensor) for index, tensor in bound.inputs.values()]
-        owners += [(index, tensor) for index, _, tensor in self._matched(bound)]
-        for index, tensor in owners:
-            begin = tensor.data_ptr()
-            extent = self.plan.buffers[index].spec.extent_bytes
-            if tensor.numel() and begin <= address < begin + extent:
-                return [index, address - begin]
-        return None
-
-    def _synchronize(self) -> None:
-        # By the driver, and not by torch.cuda.synchronize: the candidate may have replaced that.
-        if self.device.type == "cuda":
-            checked(self._wait(), "running forward")
-
-    def _profile(self, bindings: Sequence[Sequence[int]], calls: int) -> str:
-        bound = self._bind(bindings)
-        self._load_weights(bound)
-        self._call(bound)
-        self._synchronize()
-        return json.dumps(self._profiled(lambda: self._call(bound), calls, self.device.type == "cuda"))
-
-    def _answering(self, bindings: Sequence[Sequence[int]]) -> str:
-        from pytest_cudaforge.errors import TargetError
-        from pytest_cudaforge.evaluation.answering import answering
-        from pytest_cudaforge.runtime.signature import flatten_output
-
-        bound = self._bind(bindings)
-        self._load_weights(bound)
-        given = [*(tensor for _, tensor in bound.inputs.values()), *self._state.values()]
-        try:
-            return answering(lambda: flatten_output(self._call(bound))[0], given)
-        except (_CandidateError, TargetError):
-            return ""  # nobody promised to run while somebody watches
-
-
-def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> tuple[dict[str, bytes], bytes]:
-    """The libraries by key, and what follows them."""
-    found, offset = {}, 0
-    for key, size in sizes:
-        found[str(key)] = blob[offset : offset + size]
-        offset += size
-    return found, blob[offset:]
-
-
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype lie in one storage and share an element there."""
-    if one.dtype != other.dtype or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    first, second = (plan.View(0, tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (one, other))
-    return plan.overlap(first, second)
-
-
-def _uses(tensor: torch.Tensor) -> int:
-    """How many hold it in C++; 0 where torch does not tell."""
-    return int(getattr(tensor, "_use_count", int)())
-
-
-def _sharing(answers: Iterable[Sequence[torch.Tensor]]) -> int:
-    """How many answers are in one storage with another, at another place: what never changes may be given again."""
-    places: dict[int, list[frozenset[int]]] = {}
-    for answer in answers:
-        by_storage: dict[int, set[int]] = {}
-        for tensor in answer:
-            if tensor.numel():
-                by_storage.setdefault(tensor.untyped_storage().data_ptr(), set()).add(tensor.data_ptr())
-        for storage, at in by_storage.items():
-            places.setdefault(storage, []).append(frozenset(at))
-    return sum(len(at) for at in places.values() if len(set(at)) > 1)
-
-
 def _number_of(text: str, doing: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise WorkerProtocol("a number is malformed", phase=doing)
     return int(text)
-
-
-def _holders(storage: torch.UntypedStorage) -> int:
-    """How many tensors, and others, share a storage."""
-    import torch
-
-    return int(torch._C._storage_Use_Count(storage._cdata))
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory of its own with the same values, strides included."""
-    if not tensor.numel():
-        return tensor.clone()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
-
-
-def _as_it_was(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Is each element the one that was copied, or both of them NaN?"""
-    return bool(((tensor == copy) | ((tensor != tensor) & (copy != copy))).all())
-
-
-def _write_over(tensor: torch.Tensor) -> None:
-    """Other values in every element, where no two of them share a place."""
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        return
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(math.nan)
-    elif str(tensor.dtype) == "torch.bool":
-        tensor.logical_not_()
-    else:
-        tensor.fill_(_WRITTEN)
-
-
-def _plain(leaf: Any) -> Any:
-    return float(leaf["float"]) if isinstance(leaf, dict) else leaf
-
-
-def _message(error: BaseException) -> str:
-    """The candidate's exception in words, whatever its ``__str__`` does: no line of it passes for a verdict's own, nor
-    for a command to the runner of a CI job."""
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return text[:_MAX_ERROR_CHARS].replace("\n", "\n| ")
-
-
-def _advice(error: BaseException) -> tuple[str, ...]:
-    """What to do where the sandbox let no compiler start: torch.compile on a CPU calls one in the first forward."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, PermissionError) and "Inductor" in type(error).__name__:
-            return (
-                "  expected: no code that a C++ compiler builds in forward (torch.compile's on a CPU): none can start",
-                "  to do: write the C++ with load_inline, which is built outside, or a launch plan",
-            )
-        cause = cause.__cause__ or cause.__context__
-    return ()
-
-
-def _short(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)[:200]

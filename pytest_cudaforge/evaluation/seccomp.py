@@ -19,7 +19,7 @@ from pytest_cudaforge.evaluation.kernel_calls import prctl
 
 __all__ = ["Role", "install", "program"]
 
-Role = Literal["worker", "module_worker", "builder"]
+Role = Literal["worker", "module_service", "builder"]
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 #: name -> (x86-64 number, aarch64 number); None: the architecture has no such call.

@@ -189,7 +189,7 @@ class ForkServers:
             self._require_isolation("module")
         kind = "torch" if not trusted else "compiler" if cuda else "compiler_cpu"
         limits = limits or self.settings.limits
-        return ModuleWorker(self._spawn(kind, "module_worker", cuda, limits, compilers, trusted))
+        return ModuleWorker(self._spawn(kind, "module_service", cuda, limits, compilers, trusted))
 
     def _require_isolation(self, language: str) -> None:
         found = self.isolation(language)

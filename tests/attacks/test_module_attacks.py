@@ -136,7 +136,7 @@ def test_a_process_has_a_number_like_any_other(lenient: Evaluator, repo: Path) -
 def test_a_patched_clock_changes_nothing(lenient: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = """
         import time
-        from pytest_cudaforge.evaluation import module_worker
+        from pytest_cudaforge.evaluation import module_service
         real = time.sleep
         time.perf_counter_ns = time.monotonic_ns = time.time_ns = lambda: 1
         time.perf_counter = time.monotonic = time.time = lambda: 1.0
