@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import random
 import time
@@ -40,7 +41,6 @@ from pytest_cudaforge.evaluation.exchanges import (
     unravelled,
 )
 from pytest_cudaforge.evaluation.faults import is_fatal
-from pytest_cudaforge.evaluation.leaning import LeaningMode
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.precision import (
@@ -54,6 +54,7 @@ from pytest_cudaforge.evaluation.precision import (
 from pytest_cudaforge.evaluation.structures import REDRAWN
 from pytest_cudaforge.evaluation.subject import Subject, Weights
 from pytest_cudaforge.evaluation.tensors import bytes_at
+from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import Mismatch
@@ -78,12 +79,6 @@ _PIECE_GAP_BYTES = 64
 _HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, (0.8, 2.0), 700, 1e3
 #: What values that change between two calls may be at most.
 _STAGED_BYTES = 1 << 20
-#: Runs of the reference on inputs nearby, and what they may take together, where an output of few elements is off by at
-#: most so many times its bound; how far away these inputs are at most, in roundoffs.
-_USUAL_RUNS, _USUAL_S, _LUCKY, _NEARLY = 12, 2.0, 100.0, 8.0
-#: So many of these runs are repeated with operators that lean to one side, and this share of what that comes to is
-#: usual: by the rule a kernel may then be off by what one eps in each operator leaves, and not by more.
-_LEANING_RUNS, _LEANING_SHARE = 4, 1 / 16
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
 SUM_NOISE = 4.0
 
@@ -132,7 +127,7 @@ class _Expected:
     ``summed``: the longest sum behind an output, by path; ``reduction`` the longest of all. ``noise``: how far rounding
     moves outputs of few elements (rms). ``spread``: what more runs gave where the reference is non-deterministic.
     ``pointed``: the search behind an index output, and what it searched in fp64. ``usual``: how far the reference is
-    off on inputs nearby, where that was asked for.
+    off as a rule, where that was asked for.
     """
 
     case: Case
@@ -146,7 +141,7 @@ class _Expected:
     noise: dict[str, float] = field(default_factory=dict)
     spread: list[dict[str, Any]] = field(default_factory=list)
     pointed: dict[str, tuple[Pointed, Tensor]] = field(default_factory=dict)
-    usual: dict[str, float] = field(default_factory=dict)
+    usual: UsualErrors | None = None
 
     def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
         reduction = self.summed.get(path, self.reduction)
@@ -154,30 +149,6 @@ class _Expected:
 
     def spread_of(self, path: str) -> list[Tensor]:
         return [outputs[path] for outputs in self.spread if path in outputs]
-
-
-def _may_be_luck(judged: Judgement, value: Tensor) -> bool:
-    """Is an output of few elements further off than the reference's error allows, but not by orders of magnitude?"""
-    few = 0 < value.numel() <= FEW and value.is_floating_point() and judged.error_ratio is not None
-    rounded = all(mismatch.kind in ROUNDING for mismatch in judged.mismatches)
-    near = few and judged.bound is not None and (judged.error_ratio or 0.0) <= _LUCKY * judged.bound
-    return bool(judged.mismatches) and rounded and near
-
-
-def _root_mean(squares: Sequence[float]) -> float:
-    known = [square for square in squares if math.isfinite(square)]
-    return math.sqrt(sum(known) / len(known)) if known else 0.0
-
-
-def _nearly(leaf: Tensor, seed: int) -> Tensor:
-    """Floating values a few roundoffs away; zeros stay, and so does memory's order."""
-    if not leaf.is_floating_point() or leaf.itemsize == 1:
-        return leaf
-    generator = torch.Generator(device=leaf.device).manual_seed(seed)
-    away = torch.rand(leaf.shape, generator=generator, device=leaf.device) * (_NEARLY * torch.finfo(leaf.dtype).eps)
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(
-        leaf + leaf * away
-    )
 
 
 def arena_bytes(arena: HostArena | DeviceArena, device: torch.device) -> Tensor:
@@ -744,10 +715,13 @@ class Bench:
             return judge_indices(path, private[path], value, sources)
         rule = expected.rule(path, options.atol, options.rtol)
         exact, spread = expected.oracle[path], expected.spread_of(path)
-        judged = judge_output(path, private[path], value, exact, rule, spread)
-        if _may_be_luck(judged, value):
-            rule = replace(rule, noise=max(rule.noise, self._usual_error(path, expected)))
-            judged = judge_output(path, private[path], value, exact, rule, spread)
+
+        def judge(candidate: Tensor, rule: Rule) -> Judgement:
+            return judge_output(path, candidate, value, exact, rule, spread)
+
+        usual = functools.partial(self._usual_errors, expected)
+        judged = judge(private[path], rule)
+        judged = judged_by_usual_errors(judged, path, private[path], exact, rule, usual, judge)
         if expected.case.family != "ties":
             return judged
         return _among_ties(judged) if self.subject.tells_sums_apart else _shared(judged)
@@ -758,39 +732,20 @@ class Bench:
     def _frame_of(self, case: Case) -> _Frame:
         return next(frame for frame in self.frames.values() if frame.case == case)
 
-    def _usual_error(self, path: str, expected: _Expected) -> float:
-        """How far the reference is off (rms) on inputs that are nearly these: of the few sums of a loss one may happen
-        to come out right to the last digit. 0 where it has no fp64 form, or no memory for one."""
-        if path not in expected.usual:
-            frame, until = self._frame_of(expected.case), time.monotonic() + _USUAL_S
-            near: list[float] = []
-            leaning: list[float] = []
-            try:
-                for seed in range(_USUAL_RUNS):
-                    near.append(self._squared_error(path, frame, seed))
-                    if seed < _LEANING_RUNS:
-                        leaning.append(self._squared_error(path, frame, seed, LeaningMode(seed)))
-                    if time.monotonic() > until:
-                        break
-            except torch.OutOfMemoryError:
-                near.clear()
-            except TargetError as error:
-                if is_fatal(error):
-                    raise
-                near.clear()
-            expected.usual[path] = max(_root_mean(near), _LEANING_SHARE * _root_mean(leaning)) if near else 0.0
-        return expected.usual[path]
+    def _usual_errors(self, expected: _Expected) -> UsualErrors:
+        if expected.usual is None:
+            frame = self._frame_of(expected.case)
 
-    def _squared_error(
-        self, path: str, frame: _Frame, seed: int, mode: contextlib.AbstractContextManager[Any] | None = None
-    ) -> float:
-        """The mean square of what the reference, run under ``mode``, is off by on inputs near the frame's."""
-        near = {p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in frame.inputs.items()}
-        other = replace(frame, inputs=near)
-        with mode or contextlib.nullcontext():
-            outputs, mutated, _ = self._reference_run(other)
-        exact, _, _ = self._run_oracle(other, mutated)
-        return float((outputs[path].double() - exact[path]).abs().square().mean())
+            def errors(inputs: Mapping[str, Any], mode: contextlib.AbstractContextManager[Any]) -> dict[str, Tensor]:
+                other = replace(frame, inputs=dict(inputs))
+                with mode:
+                    outputs, mutated, _ = self._reference_run(other)
+                exact, _, _ = self._run_oracle(other, mutated)
+                floats = {p: v for p, v in outputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
+                return {path: value.double() - exact[path] for path, value in floats.items()}
+
+            expected.usual = UsualErrors(frame.inputs, errors)
+        return expected.usual
 
     def _zones_changed(self, outputs: Mapping[str, Any]) -> Iterator[Mismatch]:
         for offset in self._zones.changed():

@@ -1,0 +1,149 @@
+"""How far a reference is off as a rule: on inputs that are nearly the same. In the oracle's process only.
+
+Of the few sums of a loss one may come out right to the last digit by luck, and a gate that next to all of a call's
+elements have shut may be ajar in one alone, whose digits are whatever rounding left. The reference's own error on these
+very inputs then says little of what another kernel, as good, may be off by. Runs of it on inputs a few roundoffs away,
+each compared with the oracle's answer to them, say more (as stochastic arithmetic does, CADNA and Verificarlo).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.contract import ROUNDING
+from pytest_cudaforge.evaluation.correctness import Judgement, Rule
+from pytest_cudaforge.evaluation.faults import is_fatal
+from pytest_cudaforge.evaluation.leaning import LeaningMode
+from pytest_cudaforge.evaluation.precision import FEW
+
+__all__ = ["UsualErrors", "judged_by_usual_errors"]
+
+#: By the path of an output, what the reference is off by: (inputs, a mode that it runs under).
+Errors = Callable[[Mapping[str, Any], AbstractContextManager[Any]], Mapping[str, Tensor]]
+
+#: Runs on inputs nearby, and what they may take together; how far away these inputs are at most, in roundoffs.
+_RUNS, _RUNS_S, _NEARLY = 12, 2.0, 8.0
+#: An output of few elements is judged by them where it is off by at most so many times its bound.
+_LUCKY = 100.0
+#: So many of these runs are repeated with operators that lean to one side, and this share of what that comes to is
+#: usual: by the rule a kernel may then be off by what one eps in each operator leaves, and not by more.
+_LEANING_RUNS, _LEANING_SHARE = 4, 1 / 16
+#: Of an output of many elements some may be shaky: this share of them, and so many at least and at most.
+_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 1e-3, 2, 64
+#: Above this further runs of the oracle cost too much.
+_MOST = 1 << 24
+
+
+class UsualErrors:
+    """Of one call. ``errors`` runs the reference and the oracle on other inputs."""
+
+    def __init__(self, inputs: Mapping[str, Any], errors: Errors) -> None:
+        self._inputs, self._errors = inputs, errors
+        self._near: list[Mapping[str, Tensor]] | None = None
+        self._leaning: list[Mapping[str, Tensor]] | None = None
+
+    def overall(self, path: str) -> float:
+        """The root of the mean square over all elements of an output and all runs; 0 where the reference has no fp64
+        form, or no memory for one."""
+        if self._near is None:
+            self._look(leaning=True)
+        near, leaning = (
+            _root_mean([_mean_square(errors[path]) for errors in runs or ()]) for runs in (self._near, self._leaning)
+        )
+        return max(near, _LEANING_SHARE * leaning)
+
+    def of_each(self, path: str) -> Tensor | None:
+        """The same of each element, in fp64; None where there is no fp64 form, or no memory for one."""
+        if self._near is None:
+            self._look(leaning=False)
+        squares = [errors[path].square().nan_to_num(posinf=0.0) for errors in self._near or ()]
+        return torch.stack(squares).mean(0).sqrt() if squares else None
+
+    def _look(self, *, leaning: bool) -> None:
+        self._near, self._leaning = [], []
+        until = time.monotonic() + _RUNS_S
+        try:
+            for seed in range(_RUNS):
+                self._near.append(self._run(seed, contextlib.nullcontext()))
+                if leaning and seed < _LEANING_RUNS:
+                    self._leaning.append(self._run(seed, LeaningMode(seed)))
+                if time.monotonic() > until:
+                    break
+        except torch.OutOfMemoryError:
+            self._near.clear()
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            self._near.clear()
+
+    def _run(self, seed: int, mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
+        near = {p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in self._inputs.items()}
+        return self._errors(near, mode)
+
+
+def judged_by_usual_errors(
+    judged: Judgement,
+    path: str,
+    candidate: Tensor,
+    oracle: Tensor,
+    rule: Rule,
+    usual: Callable[[], UsualErrors],
+    judge: Callable[[Tensor, Rule], Judgement],
+) -> Judgement:
+    """``judged``, or what ``judge`` says once it is known how far the reference is off as a rule: all of an output of
+    few elements, or the few of many that alone are off. An element that is no further off than the bound on all allows,
+    by the error that the reference has there, counts as right; what is left is judged as before."""
+    if not judged.mismatches or any(mismatch.kind not in ROUNDING for mismatch in judged.mismatches):
+        return judged
+    if judged.error_ratio is None or judged.bound is None or not candidate.is_floating_point():
+        return judged
+    if candidate.numel() <= FEW:
+        if judged.error_ratio > _LUCKY * judged.bound:
+            return judged
+        return judge(candidate, replace(rule, noise=max(rule.noise, usual().overall(path))))
+    shaky = _off_alone(judged, candidate, oracle) if candidate.numel() <= _MOST else None
+    errors = usual().of_each(path) if shaky is not None else None
+    if shaky is None or errors is None:
+        return judged
+    excused = shaky & ((candidate.double() - oracle).abs() <= judged.bound * errors)
+    return judge(torch.where(excused, oracle.to(candidate.dtype), candidate), rule)
+
+
+def _off_alone(judged: Judgement, candidate: Tensor, oracle: Tensor) -> Tensor | None:
+    """Which elements are off by more than the bound on all; None where these are more than a few."""
+    error = (candidate.double() - oracle).abs()
+    size = _root_mean([_mean_square(error)])
+    assert judged.error_ratio is not None and judged.bound is not None
+    found = error > judged.bound * size / judged.error_ratio if judged.error_ratio else error > 0
+    count, most = int(found.sum()), min(_SHAKY_MOST, max(_SHAKY_LEAST, int(_SHAKY_SHARE * found.numel())))
+    return found if 0 < count <= most else None
+
+
+def _mean_square(error: Tensor) -> float:
+    return float(error.abs().square().mean())
+
+
+def _root_mean(squares: Sequence[float]) -> float:
+    known = [square for square in squares if math.isfinite(square)]
+    return math.sqrt(sum(known) / len(known)) if known else 0.0
+
+
+def _nearly(leaf: Tensor, seed: int) -> Tensor:
+    """Floating values a few roundoffs away; zeros stay, and so does memory's order."""
+    if not leaf.is_floating_point() or leaf.itemsize == 1:
+        return leaf
+    generator = torch.Generator(device=leaf.device).manual_seed(seed)
+    away = torch.rand(leaf.shape, generator=generator, device=leaf.device) * (_NEARLY * torch.finfo(leaf.dtype).eps)
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(
+        leaf + leaf * away
+    )
