@@ -44,23 +44,27 @@ class Tolerance:
     """Constants of one output dtype. ``unit_roundoff`` is half an ulp at 1; the others multiply error norms.
 
     ``kappa``: global rms. ``kappa_max``: largest error of any slice. ``kappa_bias``: mean error, in unit roundoffs of
-    mean(|o|): rounding to nearest has none, truncation about 0.7, so half types allow 1.
+    mean(|o|): rounding to nearest has none, truncation about 0.7, so half types allow 1. ``least``: errors below it do
+    not count, where kernels may take denormals for zero.
     """
 
     unit_roundoff: float
     kappa: float
     kappa_max: float
     kappa_bias: float
+    least: float = 0.0
 
 
+#: The smallest normal number of fp64, and of fp32 and bf16; half types keep their denormals, which are not that small.
+_TINY_DOUBLE, _TINY = 2.0**-1022, 2.0**-126
 #: The one table of constants; tests/evaluation/test_correctness.py holds honest and wrong kernels against it.
 TOLERANCES: dict[str, Tolerance] = {
-    "float64": Tolerance(2.0**-53, 64.0, 512.0, 64.0),
-    "complex128": Tolerance(2.0**-53, 64.0, 512.0, 64.0),
-    "float32": Tolerance(2.0**-24, 16.0, 64.0, 16.0),
-    "complex64": Tolerance(2.0**-24, 16.0, 64.0, 16.0),
+    "float64": Tolerance(2.0**-53, 64.0, 512.0, 64.0, _TINY_DOUBLE),
+    "complex128": Tolerance(2.0**-53, 64.0, 512.0, 64.0, _TINY_DOUBLE),
+    "float32": Tolerance(2.0**-24, 16.0, 64.0, 16.0, _TINY),
+    "complex64": Tolerance(2.0**-24, 16.0, 64.0, 16.0, _TINY),
     "float16": Tolerance(2.0**-11, 4.0, 16.0, 1.0),
-    "bfloat16": Tolerance(2.0**-8, 4.0, 16.0, 1.0),
+    "bfloat16": Tolerance(2.0**-8, 4.0, 16.0, 1.0, _TINY),
     "float8_e4m3fn": Tolerance(2.0**-4, 4.0, 16.0, 1.0),
     "float8_e5m2": Tolerance(2.0**-3, 4.0, 16.0, 1.0),
 }
@@ -278,7 +282,7 @@ def _widen_by(sums: _Sums, other: _Sums) -> None:
 
 
 def _floor(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool, elements: int) -> float:
-    least = max(_roundings(limits, rule, partial) * _rms(sums.oracle_square, sums.count), rule.noise)
+    least = max(_roundings(limits, rule, partial) * _rms(sums.oracle_square, sums.count), rule.noise, limits.least)
     return least * _sum_growth(rule.reduction, limits, elements)
 
 
@@ -291,7 +295,7 @@ def _roundings(limits: Tolerance, rule: Rule, partial: bool) -> float:
 
 
 def _slice_bound(sums: _Sums, limits: Tolerance, rule: Rule, partial: bool, elements: int) -> float:
-    floor = max(_roundings(limits, rule, partial) * sums.oracle_max, rule.noise)
+    floor = max(_roundings(limits, rule, partial) * sums.oracle_max, rule.noise, limits.least)
     floor *= _sum_growth(rule.reduction, limits, elements)
     return limits.kappa_max * _growth(rule.reduction, limits) * max(sums.reference_max, floor)
 
@@ -444,7 +448,7 @@ def _find_destroyed(sums: _Sums, by_row: Sequence[Tensor], limits: Tolerance) ->
     typical = math.sqrt(sums.oracle_square / max(1, sums.count))
     floor = limits.unit_roundoff * rms_o
     bad = (rms_c > DESTROYED * rms_o) & (rms_c > DESTROYED_RATIO * rms_r.maximum(floor)) & (rms_o > 1e-3 * typical)
-    bad &= in_row >= SHORT
+    bad &= (in_row >= SHORT) & (rms_c > limits.least)
     if bool(bad.any()):
         row = int(bad.to(dtype=rms_c.dtype).argmax())
         sums.destroyed_row, sums.destroyed_error = row, float(rms_c[row] / rms_o[row])
@@ -596,7 +600,7 @@ def _judge_bias(path: str, sums: _Sums, limits: Tolerance, chance: float, ratio:
     mean = abs(sums.candidate_sum) / sums.count
     reference = abs(sums.reference_sum) / sums.count
     systematic = max(limits.kappa * reference, limits.kappa_bias * limits.unit_roundoff * sums.oracle_abs / sums.count)
-    bound = systematic + 4.0 * chance
+    bound = max(systematic + 4.0 * chance, limits.least)
     if mean <= bound:
         return []
     detail = f"the mean error is {mean:.3g}, rounding allows {bound:.3g}: something is left out or one-sided"

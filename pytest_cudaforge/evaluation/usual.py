@@ -41,7 +41,7 @@ _LEANING_RUNS, _LEANING_SHARE = 4, 1 / 16
 #: Of an output of many elements some may be shaky: this share of them, and so many at least and at most.
 _SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 1e-3, 2, 64
 #: Above this further runs of the oracle cost too much.
-_MOST = 1 << 24
+_MOST = 1 << 22
 
 
 class UsualErrors:
@@ -49,34 +49,39 @@ class UsualErrors:
 
     def __init__(self, inputs: Mapping[str, Any], errors: Errors) -> None:
         self._inputs, self._errors = inputs, errors
-        self._near: list[Mapping[str, Tensor]] | None = None
-        self._leaning: list[Mapping[str, Tensor]] | None = None
+        self._looked = False
+        #: Of each run, by path, the mean of all elements' squares; the sum over all runs of each element's square.
+        self._near: list[dict[str, float]] = []
+        self._leaning: list[dict[str, float]] = []
+        self._squares: dict[str, Tensor] = {}
 
     def overall(self, path: str) -> float:
         """The root of the mean square over all elements of an output and all runs; 0 where the reference has no fp64
         form, or no memory for one."""
-        if self._near is None:
-            self._look(leaning=True)
-        near, leaning = (
-            _root_mean([_mean_square(errors[path]) for errors in runs or ()]) for runs in (self._near, self._leaning)
-        )
+        self._look()
+        near, leaning = (_root_mean([means[path] for means in runs]) for runs in (self._near, self._leaning))
         return max(near, _LEANING_SHARE * leaning)
 
     def of_each(self, path: str) -> Tensor | None:
-        """The same of each element, in fp64; None where there is no fp64 form, or no memory for one."""
-        if self._near is None:
-            self._look(leaning=False)
-        squares = [errors[path].square().nan_to_num(posinf=0.0) for errors in self._near or ()]
-        return torch.stack(squares).mean(0).sqrt() if squares else None
+        """The root of the mean square of each element over all runs, in fp64; None where there is no fp64 form, or no
+        memory for one."""
+        self._look()
+        return (self._squares[path] / len(self._near)).sqrt() if self._near and path in self._squares else None
 
-    def _look(self, *, leaning: bool) -> None:
-        self._near, self._leaning = [], []
+    def _look(self) -> None:
         until = time.monotonic() + _RUNS_S
+        seeds, self._looked = range(0 if self._looked else _RUNS), True
         try:
-            for seed in range(_RUNS):
-                self._near.append(self._run(seed, contextlib.nullcontext()))
-                if leaning and seed < _LEANING_RUNS:
-                    self._leaning.append(self._run(seed, LeaningMode(seed)))
+            for seed in seeds:
+                errors = self._run(seed, contextlib.nullcontext())
+                self._near.append({path: _mean_square(error) for path, error in errors.items()})
+                for path, error in errors.items():
+                    if error.numel() <= _MOST:
+                        square = error.square().nan_to_num_(posinf=0.0)
+                        self._squares[path] = self._squares[path].add_(square) if path in self._squares else square
+                if seed < _LEANING_RUNS and any(error.numel() <= FEW for error in errors.values()):
+                    leaning = self._run(seed, LeaningMode(seed))
+                    self._leaning.append({path: _mean_square(error) for path, error in leaning.items()})
                 if time.monotonic() > until:
                     break
         except torch.OutOfMemoryError:

@@ -275,7 +275,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("extremes", "bumped", "combed", "skewed", "ordered", "stretches", "padded"),
+    *("bumped", "combed", "skewed", "ordered", "stretches", "padded"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -301,6 +301,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "neighbours": lambda patch: _undrawn_all(patch, "neighbours", *EXTREMES),
     "runs": lambda patch: _undrawn_all(patch, "runs", *EXTREMES),
     "highest": lambda patch: _undrawn_all(patch, *EXTREMES),
+    "extremes": lambda patch: _undrawn_all(patch, "extremes", *EXTREMES),
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,
     "order": _known_order,

@@ -524,6 +524,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
     "neighbours": ("",),
     "highest": ("/highest", "/lowest"),
+    "extremes": ("/extremes", "/highest", "/lowest"),
     "exchanged": ("exchanged",),
     "spiked": ("/spiked", "/bumped", "/large"),
     "runs": ("/runs", "/highest", "/lowest"),

@@ -1125,7 +1125,7 @@ ROWS = (
         hostile("centred", body=_OFF.replace("TIMES", "seen > 0 ? 4 : 1"), before=_OFF_BY),
         hostile("centred", body=_OFF.replace("TIMES", "1"), before=_OFF_BY),
         target="centred",
-        words="other values",
+        words="/large",  # with other values, if none were large before
     ),
     Row(
         "2: a plan is tried as it is on machines with more cores",

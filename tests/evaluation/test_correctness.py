@@ -106,6 +106,20 @@ def test_fast_exponential_of_a_gpu_passes() -> None:
     assert not _judge(noisy, torch.sigmoid(x), oracle, 1).mismatches
 
 
+def test_denormals_may_be_taken_for_zero_but_not_in_half_types() -> None:
+    x = _inputs("normal").abs() + 9.3
+    oracle = torch.exp(-x.double().square())
+    reference = torch.exp(-x.square())
+    flushed = torch.where(reference.abs() < 2.0**-126, 0.0, reference)
+    assert float(flushed.abs().max()) < 1e-37 and bool((flushed != reference).any())
+    assert not _judge(flushed, reference, oracle, 1).mismatches
+    assert not _judge(flushed[:, :40] * 0, reference[:, :40], oracle[:, :40].clamp(max=1e-38), 1).mismatches
+    assert _judge(flushed * 1e30, reference * 1e30, oracle * 1e30, 1).mismatches
+    half = (reference * 2.0**110).half()
+    lost = torch.where(half.abs() < 2.0**-14, 0.0, half.float()).half()
+    assert float(half.max()) > 0 and _judge(lost, half, oracle * 2.0**110, 1).mismatches
+
+
 def _gelu_in_steps(x: Tensor) -> Tensor:
     return x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
 
