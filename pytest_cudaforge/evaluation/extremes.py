@@ -49,14 +49,14 @@ def extremes_of(draws: Iterable[Mapping[str, Any]]) -> Extremes | None:
     drawn: dict[str, list[Tensor]] = {}
     for leaves in draws:
         tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
-        whole = {path: leaf.detach().cpu() for path, leaf in tensors.items() if leaf.dtype in INTEGERS}
+        whole = {path: leaf.detach() for path, leaf in tensors.items() if leaf.dtype in INTEGERS}
         numbers = sum(leaf.numel() for leaf in whole.values())
         if not 0 < numbers <= _MOST_NUMBERS or any(leaf.dtype == torch.bool for leaf in tensors.values()):
             return None
         if drawn and {p: leaf.shape for p, leaf in whole.items()} != {p: one[0].shape for p, one in drawn.items()}:
             return None
         for path, leaf in whole.items():
-            drawn.setdefault(path, []).append(leaf)
+            drawn.setdefault(path, []).append(leaf.cpu())
         count = len(next(iter(drawn.values())))
         if count > 1 and count * numbers > _MOST_IN_ALL:
             break

@@ -164,8 +164,10 @@ def rarities_of(
         if len(whole) != 1 or leaves[whole[0]].dtype == torch.bool or path not in ("", whole[0]):
             return None
         path = whole[0]
+        if not 0 < leaves[path].numel() <= _MOST_NUMBERS:
+            return None
         drawn.append(leaves[path].detach().cpu())
-        if drawn[-1].shape != drawn[0].shape or not 0 < drawn[0].numel() <= _MOST_NUMBERS:
+        if drawn[-1].shape != drawn[0].shape:
             return None
         if len(drawn) * drawn[0].numel() > _MOST_IN_ALL:
             break

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.extremes import EXTREMES, Extremes, extremes_of
@@ -38,6 +39,7 @@ from pytest_cudaforge.evaluation.rare import (
     rarities_of,
     sizes_near,
 )
+from pytest_cudaforge.evaluation.structures import INTEGERS
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 if TYPE_CHECKING:
@@ -47,8 +49,9 @@ __all__ = ["OF_RARITIES", "Rarities"]
 
 #: The families that a target's own draws tell of.
 OF_RARITIES = frozenset({*RARE, *EXTREMES, *RARE_DRAWS, *OCCASIONS, AGREEING})
-#: So many draws show what integers are rare, and no more than take so long; redraws by them that are tried first.
-_RARE_DRAWS, _RARE_DRAWS_S, _RARE_TRIED = 1024, 0.5, 3
+#: So many draws show what integers are rare, and no more than take so long, or have so many numbers; redraws by them
+#: that are tried first.
+_RARE_DRAWS, _RARE_DRAWS_S, _MOST_NUMBERS, _RARE_TRIED = 1024, 0.5, 1 << 23, 3
 #: In so many draws, and so long, occasions are looked for, of inputs and once more of answers; if they are no fewer.
 _OCCASION_DRAWS, _OCCASIONS_S, _OCCASIONS_LEAST, _OCCASIONS_FIRST, _OCCASIONS_WAIT = 2048, 0.75, 64, 8, 4
 
@@ -128,24 +131,26 @@ class Rarities:
         if workload not in self._found:
             base = secrets.randbits(61)
             first = self._leaves(workload, base)
+            drawn = [(base, _whole(first)), *self._further(workload, base, _whole(first))]
+            wholes = [whole for _, whole in drawn]
             named = named_integers(self.subject.module, self.subject.code)
-            rare = rarities_of((leaves for _, leaves in self._draws(workload, base, first)), named, sizes_near(first))
-            extremes = extremes_of(leaves for _, leaves in self._draws(workload, base, first))
-            draws = rare_draws_of(self._draws(workload, base, first), named) if rare is None else {}
+            rare, extremes = rarities_of(wholes, named, sizes_near(first)), extremes_of(wholes)
+            draws = rare_draws_of(drawn, named) if rare is None else {}
             with _one_thread():
                 draws |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
             agree = bool(agreeing(first, torch.Generator(device=self.subject.device).manual_seed(1)))
             self._found[workload] = _Found(rare, extremes, draws, agree)
         return self._found[workload]
 
-    def _draws(self, workload: str, base: int, first: dict[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Seeds and what they draw, ``first`` from ``base``; at least two."""
-        until = time.monotonic() + _RARE_DRAWS_S
-        yield base, first
-        for number in range(1, _RARE_DRAWS):
+    def _further(
+        self, workload: str, base: int, first: Mapping[str, Tensor]
+    ) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Seeds behind ``base`` and the integers and masks that they draw, where there are some, and not too many."""
+        until, numbers = time.monotonic() + _RARE_DRAWS_S, sum(leaf.numel() for leaf in first.values())
+        for number in range(1, min(_RARE_DRAWS, _MOST_NUMBERS // numbers) if numbers else 1):
             if number > 1 and time.monotonic() > until:
                 return
-            yield base + number, self._leaves(workload, base + number)
+            yield base + number, _whole(self._leaves(workload, base + number))
 
     def _occasions(self, workload: str) -> Iterator[tuple[int, dict[str, bool]]]:
         """What so many draws show as can be looked at in a while, their inputs first, and what the reference makes of
@@ -177,6 +182,14 @@ class Rarities:
                 raise
             return {}
         return decisions_of(watch.found, outputs)
+
+
+def _whole(leaves: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A call's integers and masks, on the CPU unless they are very many."""
+    tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    whole = {path: leaf.detach() for path, leaf in tensors.items() if leaf.dtype in (*INTEGERS, torch.bool)}
+    few = sum(leaf.numel() for leaf in whole.values()) <= _MOST_NUMBERS
+    return {path: leaf.cpu() for path, leaf in whole.items()} if few else whole
 
 
 @contextlib.contextmanager

@@ -579,11 +579,15 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
     def judged(candidate: Candidate) -> Evaluation:
         return evaluator.evaluate(candidate, find(repo, f"::{target}"), timing=False)
 
-    refused, passed = judged(attack), judged(twin)
-    assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
     # The last trials but two are of a family that is drawn from all of them.
     shown = (*_SHOWN.get(family, (f"/{family}: ",)), "/after many calls")
+    for _ in range(TRIES):  # now and then drawn values show it before what it is for does
+        refused = judged(attack)
+        assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
+        if any(words in refused.reason for words in shown):
+            break
     assert any(words in refused.reason for words in shown), refused.reason
+    passed = judged(twin)
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)
     for _ in range(TRIES):  # the last trials' family is drawn, and what is rare comes up by itself now and then

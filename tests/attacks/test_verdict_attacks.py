@@ -92,8 +92,11 @@ _PLAIN_ROWS = [row for row in ROWS if row.off != "seeds"]
 def test_the_attack_is_refused(row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The order is drawn; some orders let this one attack through, and this is not one of them.
     monkeypatch.setattr(cases, "_CHANCE", random.Random(7))
-    evaluation = _evaluate(evaluator, repo, row, row.attack)
-    assert evaluation.status in row.refused, evaluation.reason
+    for _ in range(TRIES):  # now and then drawn values show it before what it is for does
+        evaluation = _evaluate(evaluator, repo, row, row.attack)
+        assert evaluation.status in row.refused, evaluation.reason
+        if row.words in evaluation.reason:
+            break
     assert row.words in evaluation.reason
 
 
