@@ -145,9 +145,11 @@ class Rarities:
     def _further(
         self, workload: str, base: int, first: Mapping[str, Tensor]
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Seeds behind ``base`` and the integers and masks that they draw, where there are some, and not too many."""
+        """Seeds behind ``base`` and the integers and masks that they draw, where there are integers, and not too many.
+        Of masks alone nothing is told."""
         until, numbers = time.monotonic() + _RARE_DRAWS_S, sum(leaf.numel() for leaf in first.values())
-        for number in range(1, min(_RARE_DRAWS, _MOST_NUMBERS // numbers) if numbers else 1):
+        whole = numbers and any(leaf.dtype != torch.bool for leaf in first.values())
+        for number in range(1, min(_RARE_DRAWS, _MOST_NUMBERS // numbers) if whole else 1):
             if number > 1 and time.monotonic() > until:
                 return
             yield base + number, _whole(self._leaves(workload, base + number))
