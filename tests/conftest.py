@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Iterator
 
 import pytest
 from quietness import Quietness
+
+from pytest_cudaforge.evaluation.chance import CHANCE
 
 pytest_plugins = "pytester"
 
@@ -45,6 +48,22 @@ def _quietness(config: pytest.Config) -> Quietness:
         under_xdist = hasattr(config, "workerinput")
         config.stash[_QUIETNESS] = Quietness(folder.parent if under_xdist else folder)
     return config.stash[_QUIETNESS]
+
+
+@pytest.fixture(autouse=True)
+def chance(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What verdicts draw follows from the test's name: what passes here passes elsewhere, as far as no time decides.
+    ``CUDAFORGE_TEST_CHANCE=secret`` draws as verdicts do outside of tests, another text draws something else."""
+    said = os.environ.get("CUDAFORGE_TEST_CHANCE", "")
+    CHANCE.follow(None if said == "secret" else f"{said} {request.node.nodeid}")
+    yield
+    CHANCE.follow(None)
+
+
+@pytest.fixture(autouse=True)
+def few_ordinary_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts make hundreds to find what is rare; here there are thousands of verdicts, which need not."""
+    monkeypatch.setattr("pytest_cudaforge.evaluation.runs.ORDINARY_S", {"cpu": 0.0, "cuda": 0.0})
 
 
 @pytest.fixture(autouse=True)

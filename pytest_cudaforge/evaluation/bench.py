@@ -41,6 +41,7 @@ from pytest_cudaforge.evaluation.exchanges import (
     unravelled,
 )
 from pytest_cudaforge.evaluation.faults import is_fatal
+from pytest_cudaforge.evaluation.ordinary import NEARBY, all_near, plainly_wrong
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.precision import (
@@ -54,7 +55,7 @@ from pytest_cudaforge.evaluation.precision import (
 from pytest_cudaforge.evaluation.structures import REDRAWN
 from pytest_cudaforge.evaluation.subject import Subject, Weights
 from pytest_cudaforge.evaluation.tensors import bytes_at
-from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors
+from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors, nearly
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import Mismatch
@@ -674,6 +675,39 @@ class Bench:
         if set(paths) == set(seen.held) and all(_same_bytes(self._take(outputs[p]), seen.held[p]) for p in paths):
             return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
         return self.check(frame, outputs)
+
+    def look(self, outputs: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        """Judge ordinary calls by the hundred: ``outputs`` by frame, as in :meth:`check`. The first that is plainly
+        wrong (see ``ordinary``) is told."""
+        for frame, leaves in outputs.items():
+            private = {path: self._take(leaf) for path, leaf in leaves.items() if isinstance(leaf, list)}
+            found = None if self._all_near(frame, private) else self.check(frame, leaves, zones=False)
+            if found is None or not found["mismatches"]:
+                continue
+            nearby = functools.partial(self._nearby, frame)
+            names = {self.subject.output_name(path): value for path, value in private.items()}
+            reference = {self.subject.output_name(p): v for p, v in self._expectation(frame).reference.items()}
+            if wrong := plainly_wrong(found["mismatches"], names, reference, nearby):
+                return {**found, "mismatches": wrong}
+        return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
+
+    def _all_near(self, frame: int, outputs: Mapping[str, Tensor]) -> bool:
+        """Are they next to the reference's? What forward writes, and what it returns beside tensors, is judged."""
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before it is looked at"
+        if self.subject.mutates(self.workload):
+            return False
+        self._set_subject(target.case)
+        reference, _ = self._run_reference(target.tree, target.inputs)
+        return all(isinstance(value, Tensor) for value in reference.values()) and all_near(outputs, reference)
+
+    def _nearby(self, frame: int) -> Iterator[Mapping[str, Any]]:
+        """What the reference gives on inputs a few roundoffs away."""
+        target = self.frames[frame]
+        for seed in range(NEARBY):
+            inputs = {p: nearly(v, seed) if isinstance(v, Tensor) else v for p, v in target.inputs.items()}
+            outputs, _, _ = self._reference_run(replace(target, inputs=inputs))
+            yield {self.subject.output_name(path): value for path, value in outputs.items()}
 
     def smudge(self, outputs: Mapping[str, Any], seed: int, count: int) -> None:
         """Invert the bits of ``count`` elements of each output where it lies: a call has to write all of them again."""

@@ -9,13 +9,13 @@ that no kernel knows a trial by its number; the last one comes after many calls,
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_cudaforge.evaluation.arena import lay_out, lay_out_edged, lay_out_guarded
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, TracedPlan, View, step_buffers
 from pytest_cudaforge.records import WorkloadFacts
@@ -39,7 +39,6 @@ _PATTERNS = 4
 _NEW_FRAME = 2
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
-_CHANCE = secrets.SystemRandom()
 Elsewhere = Literal["", "thread", "training", "inference"]
 
 
@@ -82,21 +81,21 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     ``families``: the redraws that keep the inputs' meaning, those first that show most (the oracle knows them).
     """
     big = workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES
-    cases: list[tuple[str, TrialCase]] = [("drawn", TrialCase(secrets.randbits(62)))]
+    cases: list[tuple[str, TrialCase]] = [("drawn", TrialCase(CHANCE.fresh_seed()))]
     drawn = max(2, min(trials, 3)) if big else max(trials, 5)
-    cases += [(f"drawn {i + 1}", TrialCase(secrets.randbits(62), "drawn", _seed())) for i in range(1, drawn)]
+    cases += [(f"drawn {i + 1}", TrialCase(CHANCE.fresh_seed(), "drawn", _seed())) for i in range(1, drawn)]
     if not big:
         # The values of the first case at the other frame's pointers.
         cases.append((AGAIN, cases[0][1]))
     for family in families[:BIG_CALL_FAMILIES] if big else families:
-        cases.append((family, TrialCase(secrets.randbits(62), family, _seed())))
+        cases.append((family, TrialCase(CHANCE.fresh_seed(), family, _seed())))
     if big:
         return tuple(Trial(name, case, 0, i % _PATTERNS) for i, (name, case) in enumerate(cases))
     ordered = _shuffled(cases)
     found = [Trial(name, case, _frame(i), i % _PATTERNS) for i, (name, case) in enumerate(ordered)]
-    family = _CHANCE.choice(families) if families else "drawn"
-    late = TrialCase(secrets.randbits(62), family, _seed())
-    calls = _CHANCE.randint(*CALLS_BEFORE)
+    family = CHANCE.choice(families) if families else "drawn"
+    late = TrialCase(CHANCE.fresh_seed(), family, _seed())
+    calls = CHANCE.randint(*CALLS_BEFORE)
     before = 1 - found[-1].frame
     poison = len(found) % _PATTERNS
     last = [
@@ -112,10 +111,10 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
 def _shuffled(cases: Sequence[tuple[str, TrialCase]]) -> list[tuple[str, TrialCase]]:
     """The first case first, the others in a secret order; what comes twice comes at the other frame again."""
     rest = list(cases[1:])
-    _CHANCE.shuffle(rest)
+    CHANCE.shuffle(rest)
     ordered = [cases[0], *rest]
     again = next(i for i, (name, _) in enumerate(ordered) if name == AGAIN)
-    elsewhere = _CHANCE.choice([i for i in range(len(ordered)) if _frame(i) != _frame(0)])
+    elsewhere = CHANCE.choice([i for i in range(len(ordered)) if _frame(i) != _frame(0)])
     ordered[again], ordered[elsewhere] = ordered[elsewhere], ordered[again]
     return ordered
 
@@ -126,7 +125,7 @@ def _frame(index: int) -> int:
 
 
 def _seed() -> int:
-    return secrets.randbits(62)
+    return CHANCE.fresh_seed()
 
 
 # -- layout ------------------------------------------------------------------------------------------------------
@@ -220,9 +219,9 @@ def skews_of(specs: Mapping[str, TensorSpec], aligned_to: int) -> dict[str, int]
     kernel that looks at one tensor's address only. For the same reason some inputs of frame 1 are aligned."""
     skews = {}
     for name, spec in specs.items():
-        skews[name] = max(aligned_to, spec.itemsize_bytes) * _CHANCE.choice((1, 3, 5, 7))
+        skews[name] = max(aligned_to, spec.itemsize_bytes) * CHANCE.choice((1, 3, 5, 7))
     second = [name for name in specs if name.startswith("f1/")]
-    for name in _CHANCE.sample(second, _CHANCE.randint(1, len(second))) if second else ():
+    for name in CHANCE.sample(second, CHANCE.randint(1, len(second))) if second else ():
         skews[name] = 0
     return skews
 

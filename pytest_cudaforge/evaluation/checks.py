@@ -6,7 +6,6 @@ Each check is a function that raises Refusal. What it is about, and which candid
 from __future__ import annotations
 
 import functools
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from pytest_cudaforge.errors import ForgeError, LaunchFailure, WorkerCrash, Work
 from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import Trial, call_layout
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.module_requests import NewInstance
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, OracleClient, TrialCase
@@ -89,7 +89,7 @@ class Bout:
 
     def new_values(self, family: str = "") -> TrialCase:
         """Under the same weights; of the last trial's family, or of this one, or as drawn ("drawn")."""
-        return replace(self.last.case, seed=secrets.randbits(62), family=family or self.last.case.family)
+        return replace(self.last.case, seed=CHANCE.fresh_seed(), family=family or self.last.case.family)
 
     def require(self, trial: Trial, judge: Callable[[str, Trial], CaseResult] | None = None) -> None:
         """Raises Refusal where a trial fails; by default it is one call, as in the contract."""
@@ -233,9 +233,9 @@ def later_calls(bout: Bout) -> None:
     leave: a table that is full, a correction that wears off."""
     if not bout.mutated:
         return
-    later = [("a later call", secrets.SystemRandom().randrange(*calls)) for calls in _LATER_CALLS]
+    later = [("a later call", CHANCE.randrange(*calls)) for calls in _LATER_CALLS]
     for name, calls in (("a second call", 1), *later):
-        case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed, advanced=calls)
+        case = TrialCase(CHANCE.fresh_seed(), weights_seed=bout.last.case.weights_seed, advanced=calls)
         bout.require(bout.trial(name, case))
 
 
@@ -261,6 +261,13 @@ def changed(bout: Bout) -> None:
         return
     writes = any(path.startswith("input/") for path in bout.mutated)
     bout.require(bout.trial("changed between calls"), functools.partial(bout.run.changed, writes_inputs=writes))
+
+
+def ordinary(bout: Bout) -> None:
+    """Hundreds of calls on values as the target draws them: what goes wrong in one of some hundred is right in all
+    other trials, unless somebody has thought of it."""
+    writes = bool(bout.mutated)
+    bout.require(bout.trial("ordinary calls"), functools.partial(bout.run.ordinary, writes=writes))
 
 
 def aged(bout: Bout) -> None:
@@ -325,7 +332,7 @@ def instances(bout: Bout) -> None:
                 continue  # nor that it can be copied, or be another one
             trial = replace(bout.last, name=name)
             raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
-        case = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
+        case = TrialCase(CHANCE.fresh_seed(), weights_seed=CHANCE.fresh_seed())
         bout.require(bout.trial(name, case))
 
 
@@ -336,12 +343,11 @@ def weights_one_by_one(bout: Bout) -> None:
     paths = [b.source for b in state if b.source not in bout.run.kept and b.spec.dtype.startswith(_FLOATING)]
     if len(paths) < 2:
         return
-    chance = secrets.SystemRandom()
-    order = chance.sample(paths, min(len(paths), _MOST_WEIGHTS_ALONE))
-    weights_seed, others_seed = secrets.randbits(62), secrets.randbits(62)
+    order = CHANCE.sample(paths, min(len(paths), _MOST_WEIGHTS_ALONE))
+    weights_seed, others_seed = CHANCE.fresh_seed(), CHANCE.fresh_seed()
     for count in range(len(order) + 1):
         others = tuple(order[:count])
-        case = TrialCase(secrets.randbits(62), weights_seed=weights_seed, others=others, others_seed=others_seed)
+        case = TrialCase(CHANCE.fresh_seed(), weights_seed=weights_seed, others=others, others_seed=others_seed)
         bout.require(bout.trial(f"{others[-1]} alone is another one" if others else "before one weight changes", case))
 
 
@@ -355,7 +361,7 @@ def shortcuts(bout: Bout) -> None:
         return replace(found, passed=not told, error_ratio=None, bound=None, mismatches=told)
 
     for family in bout.oracle.shortcuts(bout.target, bout.name):
-        case = TrialCase(secrets.randbits(62), family, bout.last.case.weights_seed)
+        case = TrialCase(CHANCE.fresh_seed(), family, bout.last.case.weights_seed)
         bout.require(bout.trial(family, case), judged)
 
 
@@ -388,7 +394,7 @@ def in_inference_mode(bout: Bout) -> None:
 def still_written(bout: Bout) -> None:
     """New values that the caller's stream writes after the call: host code that works in another stream has to wait for
     it. In all other trials the inputs have been there for long."""
-    case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed)
+    case = TrialCase(CHANCE.fresh_seed(), weights_seed=bout.last.case.weights_seed)
     bout.require(bout.trial("inputs that are still being written", case, late=True))
 
 
@@ -429,7 +435,7 @@ def crowded(bout: Bout) -> None:
     if sizes:
         rooms.append((2 * max(sizes), True))
     for room, at_work in rooms:
-        case = TrialCase(secrets.randbits(62), weights_seed=bout.last.case.weights_seed)
+        case = TrialCase(CHANCE.fresh_seed(), weights_seed=bout.last.case.weights_seed)
         name = f"beside a busy device, {room} threads free" if room else "beside a busy device"
         name += ", its turns taken" if at_work else ""
         bout.require(bout.trial(name, case, room=room, at_work=at_work))
@@ -494,7 +500,7 @@ def edges(bout: Bout) -> None:
     if not product.traced.main.steps:  # a module's weights and answers lie in memory of its own
         names = [name for name in names if "/input/" in name]
     most = _MOST_EDGES if usual.data["nbytes"] < _EDGES_BYTES else 1
-    for at_end in secrets.SystemRandom().sample(names, min(most, len(names))):
+    for at_end in CHANCE.sample(names, min(most, len(names))):
         layout = call_layout(product.traced, frames=1, edges=(names[names.index(at_end) - 1], at_end))
         trial = bout.trial(f"{at_end.removeprefix('f0/')} at the end of memory", bout.new_values(), frame=0)
         with bout.benches.open(product, layout, kept=bout.run.worker) as run:
@@ -523,7 +529,7 @@ def turns(one: Bout, other: Product) -> None:
     with benches.open(other, call_layout(other.traced, frames=1), kept=worker) as second:
         for turned in (one.run, second, one.run):
             worker.turn(turned.product.traced, turned.product.workload, timeout_s=one.hang_limit_s)
-            trial = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
+            trial = Trial("workloads by turns", TrialCase(CHANCE.fresh_seed()), frame=0, poison=0)
             benches.require(turned.product, trial, functools.partial(turned.case, contract=True))
 
 
@@ -547,6 +553,7 @@ CHECKS = (
     Check("still written", still_written, of="module", on="cuda"),
     Check("changed", changed, mutating=True),
     Check("thread counts", thread_counts, on="cpu", mutating=True),
+    Check("ordinary", ordinary, mutating=True),
     Check("aged", aged, of="plan", mutating=True),
     Check("sealed", sealed, mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),

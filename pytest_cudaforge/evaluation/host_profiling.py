@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.host_samples import LEAST_SAMPLES, loop_of, mapped_files, summarise
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.parties import SlopeParty
@@ -136,8 +136,7 @@ class _Look:
         layout = call_layout(product.traced, frames=seat.frames)
         bench, arena = seat.oracle.open_bench(self.call.target, product.workload.name, "", layout.data)
         try:
-            chance = random.SystemRandom()
-            seat.oracle.fill_all(bench, [chance.getrandbits(62) for _ in range(seat.frames)], 0)
+            seat.oracle.fill_all(bench, [CHANCE.fresh_seed() for _ in range(seat.frames)], 0)
             with seat.worker_of(replace(product, binaries=self._binaries)) as worker:
                 worker.attach(0, arena)
                 load = ForeignLoad()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.contract import CallProfile, compare_structure, label_of_call
 from pytest_cudaforge.evaluation.extensions import NeedsBuild
 from pytest_cudaforge.evaluation.module_building import Workshop
@@ -86,7 +86,7 @@ class Workbench:
         families = self._oracle.families(self._target, workload)
         found = ""
         for family in ("drawn", *(name for name in TELLING if name in families)):
-            case = TrialCase(secrets.randbits(62), family=family, weights_seed=secrets.randbits(62))
+            case = TrialCase(CHANCE.fresh_seed(), family=family, weights_seed=CHANCE.fresh_seed())
             self._oracle.fill(bench, 0, case, 0)
             found = worker.answering(layout.bindings(0), timeout_s=self._limit_s)
             if not found:
@@ -118,7 +118,7 @@ class Workbench:
         bench, arena = self._oracle.open_bench(self._target, self._product.workload.name, "", layout.data)
         try:
             with self._workshop.start(self._product, sabotage) as worker:
-                self._oracle.fill(bench, 0, TrialCase(secrets.randbits(62), kept=self._workshop.kept), 0)
+                self._oracle.fill(bench, 0, TrialCase(CHANCE.fresh_seed(), kept=self._workshop.kept), 0)
                 worker.attach(0, arena)
                 yield worker, layout, bench
         finally:

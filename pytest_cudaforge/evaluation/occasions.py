@@ -9,7 +9,6 @@ So many draws are looked at, and those kept that show what few of them do; the v
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.rare import RareDraws
 from pytest_cudaforge.evaluation.structures import INTEGERS, ordered_values
 from pytest_cudaforge.evaluation.undisabled import undisabled
@@ -160,7 +160,7 @@ def occasional_draws(shown: Iterable[tuple[int, Mapping[str, bool]]]) -> dict[st
         for name, seeds in zip((f"not: {what}", what), sides, strict=True):
             if 0 < len(seeds) < _USUAL * sum(map(len, sides)):
                 found.setdefault(tuple(seeds), name)
-    rarest = sorted(found, key=lambda seeds: (len(seeds), random.random()))[: len(OCCASIONS)]
+    rarest = sorted(found, key=lambda seeds: (len(seeds), CHANCE.random()))[: len(OCCASIONS)]
     kept = [RareDraws(found[seeds], part) for seeds, part in _shared_out(rarest, len(OCCASIONS))]
     return dict(zip(OCCASIONS, kept, strict=False))
 

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from pytest_cudaforge import errors
 from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.nursery import ForkedOracle, Nursery
 from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
@@ -253,7 +254,7 @@ class OracleClient:
             assert sock is not None
             try:
                 sock.settimeout(timeout_s or self.timeout_s)
-                data = json.dumps({"op": op, "args": args}).encode()
+                data = json.dumps({"op": op, "args": args, "chance": CHANCE.fresh_seed()}).encode()
                 sock.sendall(_LENGTH.pack(len(data)) + data)
                 header, descriptor = _receive_with_descriptor(sock)
                 (length,) = _LENGTH.unpack(header)
@@ -497,6 +498,11 @@ class OracleClient:
     def recheck(self, bench: int, frame: int, outputs: Mapping[str, Any]) -> Check:
         """Judge one more call on the values of the last :meth:`check`; cheap where its outputs are the same."""
         check: Check = from_json(Check, self.request("recheck", bench=bench, frame=frame, outputs=outputs))
+        return check
+
+    def look(self, bench: int, outputs: Mapping[int, Mapping[str, Any]]) -> Check:
+        """Judge ordinary calls by frame, quickly: only what is plainly wrong is told, of the first such call."""
+        check: Check = from_json(Check, self.request("look", bench=bench, outputs=outputs))
         return check
 
     def smudge(self, bench: int, frame: int, outputs: Mapping[str, Any], seed: int, count: int) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.importing import options_asked
@@ -120,6 +121,7 @@ class _Oracle:
 
     def serve(self, request: dict[str, Any]) -> tuple[Any, int | None]:
         """Answer one request: (data, descriptor to send or None)."""
+        CHANCE.follow(request["chance"])
         operation = getattr(self, "do_" + request["op"])
         result = operation(**request.get("args", {}))
         return result if isinstance(result, tuple) else (result, None)
@@ -373,6 +375,9 @@ class _Oracle:
 
     def do_recheck(self, bench: int, frame: int, outputs: Any) -> Any:
         return to_json(self.benches[bench].recheck(frame, outputs))
+
+    def do_look(self, bench: int, outputs: Any) -> Any:
+        return to_json(self.benches[bench].look({int(frame): leaves for frame, leaves in outputs.items()}))
 
     def do_smudge(self, bench: int, frame: int, outputs: Any, seed: int, count: int) -> Any:
         self.benches[bench].smudge(outputs, seed, count)

@@ -8,13 +8,13 @@ takes.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pytest_cudaforge.errors import LaunchFailure, WorkerFailure
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves, tree_leaves
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.contract import computes
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.worker import Worker
@@ -60,7 +60,7 @@ class PlanWork:
             self.oracle.close_bench(bench)
 
     def _is_right_on(self, family: str, product: Product, layout: CallLayout, bench: int, worker: Worker) -> bool:
-        case = TrialCase(secrets.randbits(62), family=family, weights_seed=secrets.randbits(62))
+        case = TrialCase(CHANCE.fresh_seed(), family=family, weights_seed=CHANCE.fresh_seed())
         self.oracle.fill(bench, 0, case, 0)
         worker.run("main", layout.bindings(0), timeout_s=self.hang_limit_s)
         return not self.oracle.check(bench, 0, output_leaves(product.traced.main, layout, 0), zones=False).mismatches

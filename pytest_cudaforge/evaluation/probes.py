@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -16,6 +15,7 @@ from pytest_cudaforge.evaluation.arena import ALIGN_BYTES, HOST_ALIGN_BYTES
 from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, Trial, call_layout
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.contract import compare_structure
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import NO_ROOM, TrialCase
@@ -44,7 +44,6 @@ _MORE_CORES = ((24, 192), (6, 16))
 _MORE_REPEATS = 8
 #: Kinds of values that are as well defined at other sizes; the one that shows what a long sum leaves out.
 _OF_ANY_SIZE, _TELLING = ("shifted", "large", "lowered", "sparse", "normal", "uniform"), "sparse"
-_CHANCE = secrets.SystemRandom()
 
 
 class _Untried(Exception):
@@ -119,9 +118,9 @@ def machines_like(device: DeviceFacts) -> tuple[DeviceFacts, ...]:
     Of a CPU's larger ones only: what has room for as many threads as cores has room for those that run here.
     """
     if device.kind == "cuda":
-        fewer = _CHANCE.randint(max(1, device.sm_count // 2), max(1, device.sm_count - 1))
+        fewer = CHANCE.randint(max(1, device.sm_count // 2), max(1, device.sm_count - 1))
         return (replace(device, sm_count=fewer, l2_bytes=device.l2_bytes // 2),)
-    sizes = [device.sm_count + _CHANCE.randint(*more) for more in _MORE_CORES]
+    sizes = [device.sm_count + CHANCE.randint(*more) for more in _MORE_CORES]
     return tuple(replace(device, sm_count=cores, l2_bytes=2 * device.l2_bytes) for cores in sizes)
 
 
@@ -453,13 +452,13 @@ class Prober:
                     run.worker.set_threads(threads)
                 for frame in range(frames):
                     # Weights as constructed are often all alike: whose they are shows in no answer.
-                    drawn = TrialCase(secrets.randbits(62), weights_seed=secrets.randbits(62))
+                    drawn = TrialCase(CHANCE.fresh_seed(), weights_seed=CHANCE.fresh_seed())
                     trial = Trial(name, drawn, frame, 0)
                     case = run.case(workload, trial, contract=contract)
                     sized = variant and not variant.startswith((_STRIDED, _OTHER))
                     for family in self._other_kinds() if contract and sized and not self._mutates else ():
                         if case.passed:
-                            other = replace(drawn, seed=secrets.randbits(62), family=family)
+                            other = replace(drawn, seed=CHANCE.fresh_seed(), family=family)
                             case = run.case(workload, replace(trial, case=other), contract=contract)
                     for _ in range(_MORE_REPEATS if threads is not None and not self._mutates else 0):
                         case = run.repeated(workload, trial) if case.passed else case
@@ -480,7 +479,7 @@ class Prober:
         known = self.benches.setting.oracle.families(self.benches.target, self.product.workload.name)
         found = [family for family in known if family in _OF_ANY_SIZE]
         others = [family for family in found if family != _TELLING]
-        return (*((_TELLING,) if _TELLING in found else ()), _CHANCE.choice(others or ["drawn"]))
+        return (*((_TELLING,) if _TELLING in found else ()), CHANCE.choice(others or ["drawn"]))
 
     @contextlib.contextmanager
     def _opened(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None) -> Iterator[Run]:
@@ -513,7 +512,7 @@ class Prober:
             unless_right.callback(worker.close)
             assert isinstance(worker, ModuleWorker)
             layout = call_layout(self.product.traced, frames=1)
-            trial = Trial(name, TrialCase(secrets.randbits(62)), 0, 0)
+            trial = Trial(name, TrialCase(CHANCE.fresh_seed()), 0, 0)
             failed: list[Exception] = []
             with self.benches.open(self.product, layout, kept=worker) as run:
                 try:

@@ -10,7 +10,6 @@ for numbers that the target names, which lie within what was. In the oracle's pr
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.extremes import bound_together
 from pytest_cudaforge.evaluation.structures import INTEGERS
 from pytest_cudaforge.evaluation.undisabled import undisabled
@@ -126,7 +126,7 @@ def rare_draws_of(draws: Iterable[tuple[int, Mapping[str, Any]]], named: Collect
         if len(seeds) * sum(leaf.numel() for leaf in whole.values()) > _MOST_IN_ALL:
             break
     found = [one for path, tensors in drawn.items() for one in _rare_seeds(path, tensors, seeds, named)]
-    chosen = random.SystemRandom().sample(found, min(len(RARE_DRAWS), len(found)))
+    chosen = CHANCE.sample(found, min(len(RARE_DRAWS), len(found)))
     return dict(zip(RARE_DRAWS, chosen, strict=False))
 
 

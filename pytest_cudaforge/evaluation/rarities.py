@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_cudaforge.errors import TargetError
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.extremes import EXTREMES, Extremes, extremes_of
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.measures import nonfinite
@@ -129,7 +129,7 @@ class Rarities:
     def _of(self, workload: str) -> _Found:
         """What many draws show of the integers among a call's inputs; so many as take no long."""
         if workload not in self._found:
-            base = secrets.randbits(61)
+            base = CHANCE.getrandbits(61)
             first = self._leaves(workload, base)
             drawn = [(base, _whole(first)), *self._further(workload, base, _whole(first))]
             wholes = [whole for _, whole in drawn]
@@ -157,7 +157,7 @@ class Rarities:
     def _occasions(self, workload: str) -> Iterator[tuple[int, dict[str, bool]]]:
         """What so many draws show as can be looked at in a while, their inputs first, and what the reference makes of
         some; nothing where these are few."""
-        base = secrets.randbits(61)
+        base = CHANCE.getrandbits(61)
         for look in (self._meetings, self._decisions):
             # Of this thread: what waits for others' processes has looked at nothing.
             began, until = time.thread_time(), time.monotonic() + _OCCASIONS_WAIT * _OCCASIONS_S

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import socket
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 from pytest_cudaforge import languages, plan
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.oracle import ExportedArena, OracleClient
 from pytest_cudaforge.evaluation.profiled_call import ProfiledCall
 from pytest_cudaforge.evaluation.profiled_replay import SOCKET_NAME
@@ -55,7 +55,7 @@ class Replayed:
             with ThreadPoolExecutor(1) as pool:
                 # Compiling with line numbers takes as long as drawing values.
                 writing = pool.submit(_write, folder, call, layout, {**told, "arena_bytes": arena.nbytes})
-                self.oracle.fill_all(bench, [random.SystemRandom().getrandbits(62)], 0)
+                self.oracle.fill_all(bench, [CHANCE.fresh_seed()], 0)
                 writing.result()
             handover = Handover(folder, arena.fd)
             try:

@@ -5,9 +5,9 @@ Which of them a candidate has to pass, and what a failure means, is :mod:`verifi
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.cases import (
     Trial,
     output_leaves,
 )
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import ROUNDING, compare_structure
 from pytest_cudaforge.evaluation.module_plan import judged_plan
@@ -73,6 +74,9 @@ _MOST_OPEN = 128
 _CALLS_BEFORE_S = 0.1
 #: Calls that are judged as after so many more, or twice that, one after another; an hour's at the most.
 AGED_CALLS, _AGES, _MOST_AGE = 4, (1 << 12, 1 << 20, 1 << 27), 1 << 28
+#: How long ordinary calls are made and looked at, and how many there are at most.
+ORDINARY_S, _MOST_ORDINARY = {"cpu": 1.0, "cuda": 0.4}, 3000
+_ORDINARY = "one of {count} calls on drawn values"
 #: Where a worker has the arena once more, read-only.
 _SEALED_SLOT = 2
 
@@ -152,9 +156,9 @@ class Run:
         found = self.worker.count_calls(self._bindings(0), most_calls=_MOST_AGE, timeout_s=limit_s)
         if not found.words:
             return ()
-        room, chance, steps = found.most_calls - AGED_CALLS * (len(_AGES) + 2), secrets.SystemRandom(), list[int]()
+        room, steps = found.most_calls - AGED_CALLS * (len(_AGES) + 2), list[int]()
         for age in _AGES:
-            steps.append(min(room - sum(steps), chance.randrange(age, 2 * age)))
+            steps.append(min(room - sum(steps), CHANCE.randrange(age, 2 * age)))
         wraps = 0 < found.wrap_calls <= _MOST_AGE and found.most_calls == _MOST_AGE
         return [*(step for step in steps if step > 0), *([None] if wraps else [])]
 
@@ -246,7 +250,7 @@ class Run:
             # A caller may have written into the answer: who finds most of it there may not leave the rest. Who looks at
             # some of it sees one of a few elements now and then, and one alone hardly ever.
             for count in _SMUDGED[done - 1 : done]:
-                oracle.smudge(self.bench, trial.frame, leaves, secrets.randbits(62), count)
+                oracle.smudge(self.bench, trial.frame, leaves, CHANCE.fresh_seed(), count)
             leaves = output_leaves(self._call_in_a_row(trial.frame), self.layout, trial.frame)
             check = oracle.recheck(self.bench, trial.frame, leaves)
             if check.mismatches:
@@ -260,9 +264,9 @@ class Run:
     def one_after_another(self, workload: str, trial: Trial) -> CaseResult:
         """Other values in two frames, a call in each by one request, and the answers: of the first, which finds nobody
         at work, and of the second, which comes right behind it."""
-        oracle, frames = self.oracle, secrets.SystemRandom().sample(range(len(self.layout.main)), 2)
+        oracle, frames = self.oracle, CHANCE.sample(range(len(self.layout.main)), 2)
         for frame in frames:
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+            case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
             oracle.fill(self.bench, frame, case, trial.poison)
         self._prepare(trial)
         sets = [self._bindings(frame) for frame in frames]
@@ -285,9 +289,9 @@ class Run:
     def _row(self, trial: Trial) -> int:
         """Draw new values into a frame, and a number of calls that the oracle is to judge by there; 0 where none may
         follow another."""
-        case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+        case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
         self.oracle.fill(self.bench, trial.frame, case, trial.poison)
-        found = (secrets.SystemRandom().randint(*_ROW), 2)
+        found = (CHANCE.randint(*_ROW), 2)
         return next((calls for calls in found if self.oracle.follow(self.bench, trial.frame, calls - 1)), 0)
 
     def _after_row(self, workload: str, trial: Trial, calls: int, told: str) -> CaseResult:
@@ -321,16 +325,43 @@ class Run:
         for first in (True, False):
             k = -(-count // 2) if first else count // 2
             # Each frame as often: who gives the same memory again and again shows by other values there.
-            order = secrets.SystemRandom().sample([*frames] * -(-k // len(frames)), k=k)
+            order = CHANCE.sample([*frames] * -(-k // len(frames)), k=k)
             changed, shared = self.worker.run_kept(sets, order, first=first, timeout_s=limit_s + 10 * _MOST_KEPT_S)
             if first:  # who gives the same memory again would else write there what stands there
                 self._draw_anew(trial)
         return count, changed, shared
 
+    def ordinary(self, workload: str, trial: Trial, *, writes: bool) -> CaseResult:
+        """Calls on values as they are drawn, for a while; the first that is plainly wrong is told. ``writes``: what
+        forward writes has to be put back before each."""
+        frames = [trial.frame] if writes else list(range(len(self.layout.main)))
+        sets, plan = [self._bindings(frame) for frame in frames], self.product.traced.main
+        leaves = {frame: output_leaves(plan, self.layout, frame) for frame in frames}
+        self._draw_anew(trial)
+        self._prepare(trial)
+        until = time.monotonic() + ORDINARY_S[self.device_kind]
+        for done in itertools.count():
+            if done and writes:
+                case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
+                self.oracle.fill(self.bench, trial.frame, case, trial.poison)
+            elif done:
+                self.oracle.renew(self.bench, [CHANCE.fresh_seed() for _ in frames])
+            self.worker.run_many(sets, len(sets), timeout_s=self.hang_limit_s, shows_state=writes)
+            check = self.oracle.look(self.bench, leaves)
+            if check.mismatches:
+                count = (done + 1) * len(frames)
+                told = tuple(
+                    replace(m, detail=f"{_ORDINARY.format(count=count)}: {m.detail}") for m in check.mismatches
+                )
+                return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told[:8])
+            if time.monotonic() > until or (done + 1) * len(frames) >= _MOST_ORDINARY:
+                return CaseResult(workload, trial.name, True, True, None, None, ())
+        raise AssertionError("unreachable")
+
     def _draw_anew(self, trial: Trial) -> None:
         """New values in every frame."""
         for frame in range(len(self.layout.main)):
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+            case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
             self.oracle.fill(self.bench, frame, case, trial.poison)
 
     def keeps_inputs(self) -> bool:
@@ -347,7 +378,7 @@ class Run:
         """Calls here while another thread makes them on the ``second`` bench, and the other way round."""
         oracle, limit_s = self.oracle, self.hang_limit_s
         for run in (self, second):
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+            case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
             oracle.fill(run.bench, 0, case, trial.poison)
             run._prepare(trial)
         call_ns = self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) / 2
@@ -363,7 +394,7 @@ class Run:
     def first_at_once(self, second: Run, workload: str, trial: Trial) -> CaseResult:
         """The very first call of this worker's, while another thread makes it on the ``second`` bench."""
         for run in (self, second):
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+            case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
             self.oracle.fill(run.bench, 0, case, trial.poison)
             run._prepare(trial)
         here, there = self._bindings(0), second._bindings(0)
@@ -390,16 +421,16 @@ class Run:
     def changed(self, workload: str, trial: Trial, *, writes_inputs: bool = False) -> CaseResult:
         """Bursts of calls in one frame or all of them, whose values change before the last call in each. Where forward
         ``writes_inputs`` too large to be written between two calls, nothing could be expected of the last one."""
-        chance, frames = secrets.SystemRandom(), list(range(len(self.layout.main)))
+        frames = list(range(len(self.layout.main)))
         for frame in frames:
-            case = replace(trial.case, seed=secrets.randbits(62), family="drawn", kept=self.kept)
+            case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
             self.oracle.fill(self.bench, frame, case, trial.poison)
         self._prepare(trial)
         limit_s, began = self.hang_limit_s, time.monotonic()
         call_ns = self.worker.run_many([self._bindings(0)], 2, timeout_s=limit_s) / 2
         for burst in range(_BURSTS):
-            visited = chance.sample(frames, len(frames) if burst % 2 == 0 else 1)
-            changes = self._burst(visited, drawn_calls(chance, len(visited), call_ns), renewed=burst == 0)
+            visited = CHANCE.sample(frames, len(frames) if burst % 2 == 0 else 1)
+            changes = self._burst(visited, drawn_calls(CHANCE, len(visited), call_ns), renewed=burst == 0)
             if writes_inputs and not all(changes):
                 break
             check = self._judged(visited)
@@ -412,7 +443,7 @@ class Run:
 
     def _burst(self, visited: Sequence[int], calls: int, *, renewed: bool) -> list[int]:
         """How many pieces of each frame changed."""
-        stage, seeds = self.oracle.stage, [secrets.randbits(62) for _ in visited]
+        stage, seeds = self.oracle.stage, [CHANCE.fresh_seed() for _ in visited]
         pieces = {at: stage(self.bench, frame, seeds[at], renewed=renewed) for at, frame in enumerate(visited)}
         sets = [self._bindings(frame) for frame in visited]
         changed_burst(self.worker, sets, calls, pieces, slot=self.slot, timeout_s=self.hang_limit_s)
@@ -457,10 +488,10 @@ class Run:
         if trial.calls_before:
             self._call_often(trial.frame_before, trial.calls_before)
         if trial.renewed:
-            oracle.renew(self.bench, [secrets.randbits(62) for _ in self.layout.main])
+            oracle.renew(self.bench, [CHANCE.fresh_seed() for _ in self.layout.main])
         elif trial.exchanged:
-            chance = secrets.randbits(62)
-            oracle.exchange(self.bench, trial.frame, chance, alone=trial.alone, nudged=trial.nudged)
+            seed = CHANCE.fresh_seed()
+            oracle.exchange(self.bench, trial.frame, seed, alone=trial.alone, nudged=trial.nudged)
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
         self._prepare(trial)

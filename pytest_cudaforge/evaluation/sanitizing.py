@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 from collections.abc import Callable, Sequence
 
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import call_layout
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.sanitizer import MOST_BYTES, Sanitizer, call_bytes, find_sanitizer, fingerprint
 from pytest_cudaforge.languages import Binary
@@ -60,7 +60,7 @@ class Sanitizing:
         layout = call_layout(product.traced, frames=1)
         bench, arena = self._oracle.open_bench(target, product.workload.name, "", layout.data)
         try:
-            self._oracle.fill_all(bench, [random.SystemRandom().getrandbits(62)], 0)
+            self._oracle.fill_all(bench, [CHANCE.fresh_seed()], 0)
             values = self._oracle.snapshot(bench)
         finally:
             arena.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pytest_cudaforge.errors import LaunchFailure, OracleError, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import BIG_CALL_BYTES, CallLayout, call_layout, output_leaves
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import status_of
 from pytest_cudaforge.evaluation.novelty import (
@@ -247,7 +247,7 @@ class Sitting:
         self.target, self.product, self.rotation, self.oracle = target, product, rotation, oracle
         self.entrant, self.incumbent = Incumbent(product, worker_of, kept), incumbent
         #: Trained weights are seldom as constructed: a gain of zero would leave nothing to be done.
-        self._weights_seed = random.SystemRandom().getrandbits(62)
+        self._weights_seed = CHANCE.fresh_seed()
         self.worker_of, self.device, self.clock, self.pace = worker_of, device, clock, pace
         self.flush_bytes, self.hang_limit_s, self.memory_bytes = flush_bytes, hang_limit_s, memory_bytes
         #: Input sets of a pass over values drawn anew; turns rotate over the rotation's.
@@ -410,7 +410,7 @@ class Sitting:
         if found is None:
             return None
         if judged:
-            self._judge(table, random.SystemRandom().randrange(self.rotation.frames))
+            self._judge(table, CHANCE.randrange(self.rotation.frames))
         others: dict[str, float] = {}
         if min(medians["candidate"], medians["eager"]) < LAUNCH_BOUND_NS:
             for name in self.rotation.parties:
@@ -501,11 +501,10 @@ class Sitting:
         or by their places, that it is no longer verified may take short cuts that drawn values do not show."""
         workload = self.product.workload
         families = self.oracle.families(self.target, workload.name)
-        chance = random.SystemRandom()
         if workload.input_bytes + workload.output_bytes > BIG_CALL_BYTES:
-            families = tuple(chance.sample(families, min(1, len(families))))
+            families = tuple(CHANCE.sample(families, min(1, len(families))))
         for family in families:
-            case = TrialCase(chance.getrandbits(62), family, self._weights_seed, table.entrant.kept)
+            case = TrialCase(CHANCE.fresh_seed(), family, self._weights_seed, table.entrant.kept)
             self.oracle.fill(table.bench, 0, case, 0)
             candidate.once(1)
             self._judge(table, 0)
@@ -536,23 +535,21 @@ class Sitting:
         does one that knows its inputs by their address or by a sample of them. Outputs keep what the last call left:
         nothing but that element tells this turn from the others.
         """
-        chance = random.SystemRandom()
-        frame = chance.randrange(self.rotation.frames)
-        self.oracle.touch(table.bench, frame, chance.getrandbits(62))
+        frame = CHANCE.randrange(self.rotation.frames)
+        self.oracle.touch(table.bench, frame, CHANCE.fresh_seed())
         candidate.turn(self.pace.slice_ns, least=self.rotation.frames)
         self._judge(table, frame)
 
     def _check_changed(self, table: Table, call_ns: float) -> None:
         """Calls as they are timed, but that values change between two of them, without a pause: a kernel that works
         where somebody may look, and rests in a run of calls, leaves old answers there."""
-        chance = random.SystemRandom()
         for _ in range(_CHANGED_BURSTS):
             visited = self._visited(call_ns)
-            chosen = chance.sample(range(len(visited)), min(_CHANGED_SETS, len(visited)))
+            chosen = CHANCE.sample(range(len(visited)), min(_CHANGED_SETS, len(visited)))
             pieces = {at: self._staged(table, visited[at], renewed=bool(number)) for number, at in enumerate(chosen)}
             sets = [table.layout.bindings(frame) for frame in visited]
             with self._awake(table) as worker:
-                calls = drawn_calls(chance, len(sets), call_ns)
+                calls = drawn_calls(CHANCE, len(sets), call_ns)
                 changed_burst(worker, sets, calls, pieces, timeout_s=self.hang_limit_s)
             self._judge_all(table, [visited[at] for at in chosen])
 
@@ -563,7 +560,7 @@ class Sitting:
         for _ in range(_WRITTEN_TRIES):
             visited = self._visited(call_ns)
             calls = max(_WRITTEN_VISITS * len(visited), math.ceil(_WRITTEN_NS / max(call_ns, 1.0)))
-            chosen = random.SystemRandom().sample(visited, min(_CHANGED_SETS, len(visited)))
+            chosen = CHANCE.sample(visited, min(_CHANGED_SETS, len(visited)))
             if not self._write_meanwhile(table, visited, chosen, calls):
                 continue
             try:
@@ -578,7 +575,7 @@ class Sitting:
         long before the calls ended?"""
         sets = [table.layout.bindings(frame) for frame in visited]
         pieces = [piece for frame in chosen for piece in self._staged(table, frame, renewed=frame % 2 == 0)]
-        share = random.SystemRandom().uniform(*_WRITTEN_AFTER)
+        share = CHANCE.uniform(*_WRITTEN_AFTER)
         with self._awake(table) as worker, ThreadPoolExecutor(1) as thread, table.arena.mapped() as memory:
             # How long it takes now, with these very sets.
             wait_s = share * worker.run_many(sets, calls, timeout_s=self.hang_limit_s) / 1e9
@@ -594,10 +591,10 @@ class Sitting:
         """The frames that turns rotate over, or some of them where that would take long."""
         most = max(1, int(_CHANGED_NS / max(2 * call_ns, 1.0)))
         frames = range(self.rotation.frames)
-        return sorted(random.SystemRandom().sample(frames, min(most, len(frames))))
+        return sorted(CHANCE.sample(frames, min(most, len(frames))))
 
     def _staged(self, table: Table, frame: int, *, renewed: bool) -> tuple[tuple[int, bytes], ...]:
-        return self.oracle.stage(table.bench, frame, random.SystemRandom().getrandbits(62), renewed=renewed)
+        return self.oracle.stage(table.bench, frame, CHANCE.fresh_seed(), renewed=renewed)
 
     @contextlib.contextmanager
     def _awake(self, table: Table) -> Iterator[Worker]:
@@ -626,8 +623,7 @@ class Sitting:
         frames = self.sets
         # Answers of the first round are judged, in a drawn order: a kernel may rest at some places only, or in some
         # passes. Judging may cost a second each; the other rounds are there for the time, and for one answer each.
-        chance = random.SystemRandom()
-        unjudged = chance.sample(range(frames), frames)
+        unjudged = CHANCE.sample(range(frames), frames)
 
         def play() -> Round:
             self.oracle.renew(table.bench, _seeds(frames))
@@ -637,7 +633,7 @@ class Sitting:
                 self._judge(table, unjudged.pop())
                 if time.monotonic() > until:
                     unjudged.clear()
-            unjudged.append(chance.randrange(frames))
+            unjudged.append(CHANCE.randrange(frames))
             self.oracle.rewrite(table.bench)
             seen_ns, seen_foreign = self._watched_pass(candidate)
             return Round(new_ns, seen_ns, new_foreign, seen_foreign)
@@ -783,8 +779,7 @@ def _alike(table: Table, beside: Table) -> bool:
 
 def _seeds(count: int) -> list[int]:
     """Secret seeds, as many as there are frames."""
-    chance = random.SystemRandom()
-    return [chance.getrandbits(62) for _ in range(count)]
+    return [CHANCE.fresh_seed() for _ in range(count)]
 
 
 def time_alone(

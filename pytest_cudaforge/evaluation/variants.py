@@ -17,13 +17,13 @@ import itertools
 import math
 import random
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 __all__ = [
@@ -132,7 +132,6 @@ _GROWS_FAR = 2
 #: What sizes are multiples of that are tried where the reference takes none of the others.
 _ROUND = (2, 4, 16, 64)
 _MAX_FIXED = 2
-_CHANCE = secrets.SystemRandom()
 
 
 def apply_variant(
@@ -245,9 +244,9 @@ def order_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], promised: bool
     channels_last, and, where any strides are promised, with another one."""
     leaves, _ = flatten_call(args, kwargs)
     if any(isinstance(leaf, Tensor) and len(_wide_dims(leaf)) > 2 for leaf in leaves.values()):
-        yield f"{ORDER} {_CHANCE.randrange(1 << 20)}{_SECOND}"
+        yield f"{ORDER} {CHANCE.randrange(1 << 20)}{_SECOND}"
         if promised:
-            yield f"{ORDER} {_CHANCE.randrange(1 << 20)}"
+            yield f"{ORDER} {CHANCE.randrange(1 << 20)}"
 
 
 def _wide_dims(tensor: Tensor) -> list[int]:
@@ -301,11 +300,11 @@ def strided_names(promised: bool = False) -> Iterator[str]:
     come, not the two or three that it was written for. Where any are promised a stride may be zero, or shorter than a
     row, too; dispatch keeps such tensors from all other kernels."""
     yield STRIDED
-    yield f"{STRIDED} step {_CHANCE.randint(2, 4)}"
-    yield f"{STRIDED} pad {_CHANCE.randint(1, 7)}"
+    yield f"{STRIDED} step {CHANCE.randint(2, 4)}"
+    yield f"{STRIDED} pad {CHANCE.randint(1, 7)}"
     if promised:
         yield EXPANDED
-        yield f"{OVERLAPPING} {_CHANCE.randrange(1 << 20)}"
+        yield f"{OVERLAPPING} {CHANCE.randrange(1 << 20)}"
 
 
 def _expanded(tensor: Tensor) -> Tensor:
@@ -386,7 +385,7 @@ def further_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[
     sizes = dict.fromkeys(int(size) for tensor in tensors for size in tensor.shape if size > 1)
     pointed = [size for size in sizes if any(_points_into(tensor, size) for tensor in indices)]
     for size in pointed[:_MAX_FURTHER]:
-        new = max(size + _CHANCE.randint(*_NEAR), _FURTHER_PLACES + _CHANCE.randint(*_NEAR))
+        new = max(size + CHANCE.randint(*_NEAR), _FURTHER_PLACES + CHANCE.randint(*_NEAR))
         if _elements(tensors, size, new) <= max(_FAR_ELEMENTS, _FAR_CALL * sum(tensor.numel() for tensor in tensors)):
             yield f"further {size} -> {new}"
 
@@ -399,7 +398,7 @@ def neighbour_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: b
     for size in safe:
         yield from _renamed(size, (_smaller(size), size - 1))
     for place, size in enumerate(safe[:_MAX_NEIGHBOURS]):
-        near = (size + _CHANCE.randint(*_NEAR), size + _GROWTH) if dynamic or place == 0 else ()
+        near = (size + CHANCE.randint(*_NEAR), size + _GROWTH) if dynamic or place == 0 else ()
         far = _far(size, tensors)
         yield from _renamed(size, (far, *near) if far else near)
 
@@ -408,7 +407,7 @@ def tiny_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
     """Names of variants with all sizes far smaller, or one of them; the first that the reference takes will do. A
     kernel may count on as many rows, warps or tiles as half the drawn sizes still have."""
     _, safe = _sizes(args, kwargs)
-    found = [(size, _CHANCE.randint(max(1, size // _TINY[0]), size // _TINY[1])) for size in safe if size >= _TINY[0]]
+    found = [(size, CHANCE.randint(max(1, size // _TINY[0]), size // _TINY[1])) for size in safe if size >= _TINY[0]]
     together = [found] if len(found) > 1 else []
     for some in [*together, *([pair] for pair in found)]:
         yield f"{TINY} " + ", ".join(f"{old} -> {new}" for old, new in some)
@@ -427,7 +426,7 @@ def twins_of(name: str) -> list[str]:
     found = []
     for old, new in _changes(name).items():
         if new < old and new <= _ACCIDENTAL:
-            other = _CHANCE.choice([size for size in _TWINS if size not in (old, *_changes(name))])
+            other = CHANCE.choice([size for size in _TWINS if size not in (old, *_changes(name))])
             found.append(re.sub(rf"\b{old} -> {new}\b", f"{old} -> {other}", name))
     return found
 
@@ -452,10 +451,10 @@ def wide_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
     ones, for the leading size."""
     tensors, safe = _sizes(args, kwargs)
     for size in safe[:1]:
-        rows = int(math.exp(_CHANCE.uniform(*(math.log(end) for end in _WIDE))))
+        rows = int(math.exp(CHANCE.uniform(*(math.log(end) for end in _WIDE))))
         least, most = _WIDE_OTHERS
         few = [number for number in range(least, most) if number != size]
-        others = {other: _CHANCE.choice(few) for other in safe if other != size and other > most}
+        others = {other: CHANCE.choice(few) for other in safe if other != size and other > most}
         changes = {size: rows, **others}
         if rows > size and sum(_numel_with(tensor, changes) for tensor in tensors) <= _TALL_ELEMENTS:
             yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items() if old != new)
@@ -473,8 +472,7 @@ def mixed_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collecti
     for changing in ways:
         for most in _MIXED:
             changes = {
-                size: max(_LEAST_MIXED, int(size * math.exp(_CHANCE.uniform(*map(math.log, most)))))
-                for size in changing
+                size: max(_LEAST_MIXED, int(size * math.exp(CHANCE.uniform(*map(math.log, most))))) for size in changing
             }
             fits = sum(_numel_with(tensor, changes) for tensor in tensors) <= room
             if fits and len({*changes.values(), *safe}) == len(changes) + len(safe):
@@ -489,7 +487,7 @@ def _aspects(tensors: Collection[Tensor], sizes: Sequence[int], safe: Sequence[i
     for pair in [pair for pair in pairs if len(set(pair)) > 1 and {*pair} <= {*sizes}][:1]:
         least = max(pair)
         for most in _ASPECTS:
-            found = [_CHANCE.randint(least + 1, max(least + 2, int(most * least))) for _ in range(2)]
+            found = [CHANCE.randint(least + 1, max(least + 2, int(most * least))) for _ in range(2)]
             short, long = sorted(found)
             ways = [dict(zip(pair, way, strict=True)) for way in ((short, long + 1), (long + 1, short))]
             if all(sum(_numel_with(tensor, way) for tensor in tensors) <= room for way in ways):
@@ -504,7 +502,7 @@ def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
     tensors, safe = _sizes(args, kwargs)
     for size in safe[:1]:
         rest = max(math.prod(tensor.shape) // size for tensor in tensors if size in tensor.shape)
-        rows = int(_CHANCE.uniform(*_VAST) / max(1, rest))
+        rows = int(CHANCE.uniform(*_VAST) / max(1, rest))
         if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= _VAST_ALL:
             yield f"{TALL} {size} -> {rows}"
 
@@ -520,7 +518,7 @@ def landmark_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Coll
         for new, found in ((mark + 1, beside), (mark - 1, beside), (mark // max(1, largest) + 1, beyond)):
             if new not in (size, 0, 1) and sum(_numel_with(tensor, {size: new}) for tensor in tensors) <= most:
                 found[f"size {size} -> {new}"] = None
-    drawn = [*_CHANCE.sample(list(beside), len(beside)), *_CHANCE.sample(list(beyond), len(beyond))]
+    drawn = [*CHANCE.sample(list(beside), len(beside)), *CHANCE.sample(list(beyond), len(beyond))]
     return list(dict.fromkeys(drawn))[:_MOST_LANDMARKS]
 
 
@@ -534,10 +532,10 @@ def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tup
     for size in [size for size in safe if size < _TALL[-1][0]]:
         # None becomes the size that grows afterwards.
         few = [number for number in range(5, 10) if number != size]
-        others = {other: _CHANCE.choice(few) for other in safe if other != size and other > 9}
+        others = {other: CHANCE.choice(few) for other in safe if other != size and other > 9}
         ways = []
         for among, most in ((others, room), ({}, max(room, _TALL_MOST))):
-            tall = ({size: _CHANCE.randint(*one), **among} for one in _TALL)
+            tall = ({size: CHANCE.randint(*one), **among} for one in _TALL)
             ways += [way for way in tall if sum(_numel_with(tensor, way) for tensor in tensors) <= most][:1]
         names = [f"{TALL} " + ", ".join(f"{old} -> {less}" for old, less in way.items()) for way in ways]
         if names:
@@ -616,7 +614,7 @@ def rounder_names(name: str) -> list[str]:
     old, new = int(match[1]), int(match[2])
     least, most = (max(1, old // 2), old - 1) if new < old else (old + _NEAR[0], old + 2 * _NEAR[1])
     found = [range(-(-least // step) * step, most + 1, step) for step in _ROUND]
-    return list(_renamed(old, [_CHANCE.choice(sizes) for sizes in found if sizes]))
+    return list(_renamed(old, [CHANCE.choice(sizes) for sizes in found if sizes]))
 
 
 def grows_far(name: str) -> bool:
@@ -631,7 +629,7 @@ def _changes(name: str) -> dict[int, int]:
 def _smaller(size: int) -> int:
     """Half of it at least; where that can be, one that no vector divides."""
     found = range(max(1, size // 2), size)
-    return _CHANCE.choice([new for new in found if new % 4] or list(found))
+    return CHANCE.choice([new for new in found if new % 4] or list(found))
 
 
 def _far(size: int, tensors: Collection[Tensor]) -> int:
@@ -644,9 +642,9 @@ def _far(size: int, tensors: Collection[Tensor]) -> int:
         most = int(0.9 * most)
     if most < least:
         return 0
-    far = _CHANCE.randint(max(least, most // 2), most)
+    far = CHANCE.randint(max(least, most // 2), most)
     # Production's sizes are round ones, as a rule: some kernels have a way of their own for those.
-    step = _CHANCE.choice(_FAR_ROUND)
+    step = CHANCE.choice(_FAR_ROUND)
     rounded = far // step * step
     return rounded if rounded >= least else far
 

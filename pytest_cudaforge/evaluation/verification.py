@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from pytest_cudaforge.evaluation.cases import (
     call_layout,
     contract_trials,
 )
+from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.checks import Bout, checks_for, turns
 from pytest_cudaforge.evaluation.contract import compare_structure
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
@@ -179,8 +179,8 @@ class Verifier:
 
     @staticmethod
     def _other_values(trial: Trial) -> TrialCase:
-        weights_seed = None if trial.case.weights_seed is None else secrets.randbits(62)
-        return replace(trial.case, seed=secrets.randbits(62), weights_seed=weights_seed)
+        weights_seed = None if trial.case.weights_seed is None else CHANCE.fresh_seed()
+        return replace(trial.case, seed=CHANCE.fresh_seed(), weights_seed=weights_seed)
 
     def _bout(self, product: Product, run: Run, last: Trial, mutated: frozenset[str]) -> Bout:
         kind, limit_s = self.kitchen.device.kind, self.hang_limit_s
@@ -192,7 +192,7 @@ class Verifier:
         if product.traced.main.steps or any(self._mutated(one) or is_big(one.workload) for one in pair):
             return
         with self.benches.open(product, call_layout(product.traced, frames=1)) as run:
-            last = Trial("workloads by turns", TrialCase(secrets.randbits(62)), frame=0, poison=0)
+            last = Trial("workloads by turns", TrialCase(CHANCE.fresh_seed()), frame=0, poison=0)
             turns(self._bout(product, run, last, frozenset()), other)
 
     # -- probes
@@ -204,7 +204,7 @@ class Verifier:
         """Run what the contract does not promise; whatever fails narrows the guard."""
         names = [workload.name for workload in self.facts.workloads]
         # Secretly: a kernel must not know which of many workloads nobody looks around.
-        probed = set(secrets.SystemRandom().sample(names, min(len(names), _MAX_PROBED_WORKLOADS)))
+        probed = set(CHANCE.sample(names, min(len(names), _MAX_PROBED_WORKLOADS)))
         for product in products:
             if product.workload.name not in probed:
                 continue

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from pytest_cudaforge.evaluation import building, cases, checks, contract, probes, sitting, verification
 from pytest_cudaforge.evaluation.cases import Trial
+from pytest_cudaforge.evaluation.evaluator import Evaluator
 from pytest_cudaforge.evaluation.extremes import EXTREMES
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.occasions import AGREEING, OCCASIONS
@@ -20,10 +21,19 @@ from pytest_cudaforge.evaluation.rare import RARE_DRAWS
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
 
-__all__ = ["SWITCHES", "TRIES", "without_checks"]
+__all__ = ["SWITCHES", "TRIES", "tries", "without_checks"]
 
 #: So often at most is an attack tried whose defence is off: values are drawn, and what is rare comes up now and then.
 TRIES = 20
+
+
+def tries(evaluator: Evaluator) -> Iterator[int]:
+    """Up to :data:`TRIES`, each of which looks anew for what draws have rarely: an oracle finds that once."""
+    for number in range(TRIES):
+        if number:
+            evaluator.oracle.close()
+        yield number
+
 
 _NAMED = frozenset(check.name for check in checks.CHECKS)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from judged_targets import find
-from switches import TRIES, without_checks
+from switches import tries, without_checks
 
 from pytest_cudaforge.evaluation import cases, probes
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -358,7 +358,9 @@ def test_values_of_other_kinds_at_promised_sizes(judged: Judged, monkeypatch: py
     assert judged("largest", near).status is Status.PASSED
 
 
-def test_the_end_of_rows_that_are_longer_than_drawn(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_rows_that_are_longer_than_drawn(
+    judged: Judged, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a long row the last element is hardly ever the largest: where ends lie far out it is."""
     short, twin = _candidate("if (cols > 257) --cols;"), _candidate("if (cols < 0) --cols;")
     _only(monkeypatch, lambda name: name.startswith("size 257 -> ") and int(name.split()[-1]) > 257)
@@ -367,7 +369,7 @@ def test_the_end_of_rows_that_are_longer_than_drawn(judged: Judged, monkeypatch:
     assert judged("largest", twin).status is Status.PASSED
     monkeypatch.setattr(probes, "_TELLING", "")
     monkeypatch.setattr(probes, "_OF_ANY_SIZE", ("uniform",))
-    for _ in range(TRIES):  # now and then it is the largest by chance
+    for _ in tries(evaluator):  # now and then it is the largest by chance
         off = judged("largest", short)
         if off.status is Status.PASSED:
             break

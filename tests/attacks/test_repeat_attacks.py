@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from switches import SWITCHES, without_checks
 from written_inputs import GROWN_KERNEL, GROWN_PLAN, HELD, WRITTEN, cached_kernel
 
 from pytest_cudaforge.evaluation import checks, evaluator, runs
+from pytest_cudaforge.evaluation.chance import Chance
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Status
 
@@ -272,7 +272,7 @@ def test_calls_that_write_their_inputs_share_no_workspace(tmp_path: Path, monkey
     assert _verdict(tmp_path / "off", WRITTEN, "::grown", kernel, GROWN_PLAN)[0] is Status.PASSED
 
 
-class _FirstLast(random.SystemRandom):
+class _FirstLast(Chance):
     """Of several places the first one comes last."""
 
     def sample(self, population: Any, k: int, **_: Any) -> list[Any]:
@@ -284,7 +284,7 @@ def test_calls_that_tell_how_often_it_was_called_leave_no_answer_to_be_looked_at
 ) -> None:
     """They go on where the last answer lies that was looked at, and every call there gives another one."""
     without_checks(monkeypatch, "thread counts")  # a GPU has none, and what lies there is looked at in it
-    monkeypatch.setattr(runs.secrets, "SystemRandom", _FirstLast)
+    monkeypatch.setattr(runs, "CHANCE", _FirstLast())
     kernel = GROWN_KERNEL.replace("REST", "false").replace("{", "{ static long calls; ++calls;", 1)
     status, reason = _verdict(tmp_path, WRITTEN, "::grown", kernel, GROWN_PLAN, times=False)
     assert status is Status.PASSED, reason

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from judged_targets import find
-from switches import SWITCHES, TRIES
+from switches import SWITCHES, tries
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Evaluation, Status
@@ -581,7 +581,7 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
 
     # The last trials but two are of a family that is drawn from all of them.
     shown = (*_SHOWN.get(family, (f"/{family}: ",)), "/after many calls")
-    for _ in range(TRIES):  # now and then drawn values show it before what it is for does
+    for _ in tries(evaluator):  # now and then drawn values show it before what it is for does
         refused = judged(attack)
         assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
         if any(words in refused.reason for words in shown):
@@ -590,7 +590,7 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
     passed = judged(twin)
     assert passed.status is Status.PASSED, passed.reason
     SWITCHES[family](monkeypatch)
-    for _ in range(TRIES):  # the last trials' family is drawn, and what is rare comes up by itself now and then
+    for _ in tries(evaluator):  # the last trials' family is drawn, and what is rare comes up by itself now and then
         off = judged(attack)
         if off.status is Status.PASSED:
             break

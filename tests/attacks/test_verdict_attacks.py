@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import mmap
-import random
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from attacked import find, hostile, write_repo
-from switches import SWITCHES, TRIES
+from switches import SWITCHES, tries
 from verdict_rows import ELSEWHERE, REFUSED, ROWS, Row
 
 from pytest_cudaforge import languages
@@ -25,6 +24,7 @@ from pytest_cudaforge.evaluation import building, cases, checks, probes, runs, v
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.evaluation.cases import call_layout
+from pytest_cudaforge.evaluation.chance import Chance
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.evaluation.plan_work import PlanWork
@@ -91,8 +91,10 @@ _PLAIN_ROWS = [row for row in ROWS if row.off != "seeds"]
 @pytest.mark.usefixtures("_also_off")
 def test_the_attack_is_refused(row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The order is drawn; some orders let this one attack through, and this is not one of them.
-    monkeypatch.setattr(cases, "_CHANCE", random.Random(7))
-    for _ in range(TRIES):  # now and then drawn values show it before what it is for does
+    order = Chance()
+    order.follow(7)
+    monkeypatch.setattr(cases, "CHANCE", order)
+    for _ in tries(evaluator):  # now and then drawn values show it before what it is for does
         evaluation = _evaluate(evaluator, repo, row, row.attack)
         assert evaluation.status in row.refused, evaluation.reason
         if row.words in evaluation.reason:
@@ -106,7 +108,7 @@ def test_it_passes_once_its_defence_is_off(
     row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch, servers_with: Servers
 ) -> None:
     _switch_off(row, evaluator, monkeypatch, servers_with)
-    for _ in range(TRIES):  # drawn values show by chance, now and then, what others are for
+    for _ in tries(evaluator):  # drawn values show by chance, now and then, what others are for
         evaluation = _evaluate(evaluator, repo, row, row.attack)
         if evaluation.status is Status.PASSED:
             break
@@ -129,13 +131,14 @@ def test_every_promise_has_its_attack() -> None:
 # -- seeds: the table is made for this very run
 
 
-class _Counted:
+class _Counted(Chance):
     """Seeds that anybody can foresee."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._numbers = itertools.count(1)
 
-    def randbits(self, bits: int) -> int:
+    def fresh_seed(self) -> int:
         return next(self._numbers)
 
 
@@ -170,9 +173,8 @@ def test_a_table_of_known_inputs_answers_only_where_seeds_are_foreseeable(
     if not secret:
         SWITCHES["nudged"](monkeypatch)  # values of no seed
         counted = _Counted()
-        counted.SystemRandom = random.SystemRandom  # type: ignore[attr-defined]
         for module in (cases, checks, runs, probes, verification):
-            monkeypatch.setattr(module, "secrets", counted)
+            monkeypatch.setattr(module, "CHANCE", counted)
     evaluation = evaluator.evaluate(candidate, find(repo, "energy"), timing=False)
     wanted = Status.INCORRECT_NUMERICAL if secret else Status.PASSED
     assert evaluation.status is wanted, evaluation.reason

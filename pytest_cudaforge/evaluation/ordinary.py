@@ -1,0 +1,72 @@
+"""Ordinary calls by the hundred: what is wrong in one of some hundred is so in none of a few dozen, whatever those are
+drawn for. In the oracle's process only.
+
+So many calls cannot each be judged as carefully as a trial. Most answers are next to the reference's, element by
+element, and need not be; only what is not is judged, and wrong is only what no other rounding could have come to: it is
+off by far, or where the reference itself gives the same on inputs a few roundoffs away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_cudaforge.evaluation.contract import ROUNDING
+from pytest_cudaforge.records import Mismatch
+
+__all__ = ["NEARBY", "all_near", "plainly_wrong"]
+
+#: So many roundoffs of its own and of its tensor's usual size is an answer next to another one, by the type's bytes.
+_OWN_ROUNDOFFS, _USUAL_ROUNDOFFS = {8: 64.0, 4: 64.0}, {8: 16.0, 4: 16.0}
+_FEW_ROUNDOFFS = 2.0
+#: So many times its bound is an error that is off by far.
+_BY_FAR = 8.0
+#: Runs of the reference on inputs nearby that tell where it is shaky.
+NEARBY = 8
+#: Kinds of mismatches that may come of a value which the reference itself rounds one way or the other.
+_ROUNDED = ROUNDING | {"integer", "nonfinite"}
+
+
+def all_near(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> bool:
+    """Is each tensor of ``reference`` there, next to it in all of its elements?"""
+    tensors = {path: value for path, value in reference.items() if isinstance(value, Tensor)}
+    return all(path in candidate and bool(_near(candidate[path], value).all()) for path, value in tensors.items())
+
+
+def plainly_wrong(
+    mismatches: Iterable[Mismatch],
+    candidate: Mapping[str, Tensor],
+    reference: Mapping[str, Any],
+    nearby: Callable[[], Iterator[Mapping[str, Any]]],
+) -> list[Mismatch]:
+    """Those of ``mismatches`` that no other rounding explains. ``nearby``: what the reference gives on other inputs."""
+    found = [m for m in mismatches if m.kind not in ROUNDING or _by_far(m)]
+    rounded = {m.output for m in found if m.kind in _ROUNDED}
+    tensors = {path: value for path, value in reference.items() if path in rounded and isinstance(value, Tensor)}
+    wrong = {path: ~_near(candidate[path], value) for path, value in tensors.items() if path in candidate}
+    for outputs in nearby() if wrong else ():
+        for path in wrong:
+            wrong[path] &= _near(outputs[path], reference[path])
+    return [m for m in found if m.output not in wrong or bool(wrong[m.output].any())]
+
+
+def _by_far(mismatch: Mismatch) -> bool:
+    ratio, bound = mismatch.error_ratio, mismatch.bound
+    return ratio is not None and bound is not None and not ratio <= _BY_FAR * bound
+
+
+def _near(one: Tensor, other: Tensor) -> Tensor:
+    """Element by element; () where they are of other shapes or types."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return torch.tensor(False, device=other.device)
+    if not other.is_floating_point() or other.itemsize == 1:
+        return one == other if other.itemsize > 1 or not other.is_floating_point() else one.float() == other.float()
+    size = other.abs()
+    usual = size.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt() if size.itemsize > 2 else 0.0
+    eps = torch.finfo(other.dtype).eps
+    own = eps * _OWN_ROUNDOFFS.get(other.itemsize, _FEW_ROUNDOFFS)
+    close = (one - other).abs() <= own * size + eps * _USUAL_ROUNDOFFS.get(other.itemsize, _FEW_ROUNDOFFS) * usual
+    return close & other.isfinite() | (one == other) | (one.isnan() & other.isnan())
