@@ -33,15 +33,16 @@ from pytest_cudaforge.evaluation.correctness import (
 from pytest_cudaforge.evaluation.domain import WHOLE
 from pytest_cudaforge.evaluation.exchanges import (
     EXCHANGES,
+    Moved,
     exchangeable,
     exchanged,
     exchanged_integers,
     exchanged_mask,
-    nudged_values,
+    moved_values,
     unravelled,
 )
 from pytest_cudaforge.evaluation.faults import is_fatal
-from pytest_cudaforge.evaluation.ordinary import NEARBY, all_near, plainly_wrong
+from pytest_cudaforge.evaluation.ordinary import all_near, leaning_modes, plainly_wrong
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.precision import (
@@ -55,7 +56,7 @@ from pytest_cudaforge.evaluation.precision import (
 from pytest_cudaforge.evaluation.structures import REDRAWN
 from pytest_cudaforge.evaluation.subject import Subject, Weights
 from pytest_cudaforge.evaluation.tensors import bytes_at
-from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors, nearly
+from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import Mismatch
@@ -89,8 +90,8 @@ class Case:
     """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
-    this parameter's; ``nudged``: the seed by which all moved a little. ``advanced``: what the reference's forward
-    writes of its state, and of its inputs, is as so many calls left it. ``others``: as of ``Weights``.
+    this parameter's; ``moved``: how, and by which seed, all or some did so since. ``advanced``: what the reference's
+    forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of ``Weights``.
     """
 
     seed: int
@@ -99,7 +100,7 @@ class Case:
     kept: tuple[str, ...] = ()
     exchanged: int | None = None
     exchanged_alone: str = ""
-    nudged: int | None = None
+    moved: tuple[tuple[Moved, int], ...] = ()
     advanced: int = 0
     others: tuple[str, ...] = ()
     others_seed: int | None = None
@@ -109,7 +110,7 @@ class Case:
         if self.weights_seed is None:
             return Weights()
         others = (self.others, self.others_seed)
-        return Weights(self.weights_seed, self.kept, self.exchanged, *others, self.exchanged_alone, self.nudged)
+        return Weights(self.weights_seed, self.kept, self.exchanged, *others, self.exchanged_alone, self.moved)
 
 
 @dataclass
@@ -360,11 +361,11 @@ class Bench:
         self._write_inputs(frame)
         self._synchronise()
 
-    def exchange(self, frame: int, seed: int, *, alone: str = "", nudged: bool = False) -> None:
+    def exchange(self, frame: int, seed: int, *, alone: str = "", moved: Moved | None = None) -> None:
         """A few elements of each parameter, and of each input that may be redrawn, is a mask or holds integers in no
         order, change places, and nothing else: sums, extremes and all but a few samples of it stay as they were, and
-        outputs keep what the last call left. ``alone``: two of one "weight" or "input"; ``nudged``: all of them move a
-        little."""
+        outputs keep what the last call left. ``alone``: two of one "weight" or "input"; ``moved``: all of them move a
+        little instead, or some are turned."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
@@ -376,20 +377,20 @@ class Bench:
         pairs = 1 if alone else EXCHANGES
 
         def changed(path: str, leaf: Any) -> Any:
-            if nudged:
-                return nudged_values(leaf, generator) if path in free else leaf
+            if moved:
+                return moved_values(leaf, moved, generator) if path in free and isinstance(leaf, Tensor) else leaf
             if chosen is None and structures.get(path) in ("mask", "pattern") and leaf.dtype == torch.bool:
                 return exchanged_mask(leaf, generator)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 
         target.inputs = {path: changed(path, leaf) for path, leaf in target.inputs.items()}
         case = replace(target.case, seed=seed, family="exchanged")
-        if weighted and nudged:
-            case = replace(case, nudged=seed)  # whatever changed places before
+        if weighted and moved:
+            case = replace(case, moved=(*case.moved, (moved, seed)))  # whatever changed places before
         elif weighted and chosen is None:
-            case = replace(case, exchanged=seed, exchanged_alone="", nudged=None)
+            case = replace(case, exchanged=seed, exchanged_alone="", moved=())
         elif weighted and chosen is not None and chosen.startswith(_WEIGHT):
-            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), nudged=None)
+            case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), moved=())
         target.case = case
         self.set_weights(target.case)
         self._write_inputs(frame)
@@ -702,12 +703,14 @@ class Bench:
         return all(isinstance(value, Tensor) for value in reference.values()) and all_near(outputs, reference)
 
     def _nearby(self, frame: int) -> Iterator[Mapping[str, Any]]:
-        """What the reference gives on inputs a few roundoffs away."""
-        target = self.frames[frame]
-        for seed in range(NEARBY):
-            inputs = {p: nearly(v, seed) if isinstance(v, Tensor) else v for p, v in target.inputs.items()}
-            outputs, _, _ = self._reference_run(replace(target, inputs=inputs))
-            yield {self.subject.output_name(path): value for path, value in outputs.items()}
+        """What the reference gives where it rounds otherwise; integers by what has no one right rounding alone."""
+        for mode in leaning_modes():
+            with mode.floats:
+                outputs, _, _ = self._reference_run(self.frames[frame])
+            with mode.integers:
+                others, _, _ = self._reference_run(self.frames[frame])
+            whole = {p: v for p, v in others.items() if isinstance(v, Tensor) and not v.is_floating_point()}
+            yield {self.subject.output_name(path): value for path, value in {**outputs, **whole}.items()}
 
     def smudge(self, outputs: Mapping[str, Any], seed: int, count: int) -> None:
         """Invert the bits of ``count`` elements of each output where it lies: a call has to write all of them again."""

@@ -51,11 +51,11 @@ class Trial:
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
     a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one tensor;
-    ``nudged``: all of them move a little, instead. ``room``: on a GPU that is busy but for one multiprocessor (0), or
-    so many threads of it; ``at_work``: beside others that take its turns. ``late``: a GPU writes the inputs of a module
-    only after forward was called, in the stream of the caller. ``elsewhere``: a module is called in a "thread" that is
-    new, where gradients are recorded; in such a one, "training", with inputs and parameters that ask for gradients; or
-    under torch's "inference" mode.
+    ``moved``: all of them are a little smaller instead, or some of another sign. ``room``: on a GPU that is busy
+    but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its turns.
+    ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
+    ``elsewhere``: a module is called in a "thread" that is new, where gradients are recorded; in such a one,
+    "training", with inputs and parameters that ask for gradients; or under torch's "inference" mode.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Trial:
     renewed: bool = False
     exchanged: bool = False
     alone: Literal["", "weight", "input"] = ""
-    nudged: bool = False
+    moved: Literal["", "smaller", "turned"] = ""
     room: int | None = None
     at_work: bool = False
     late: bool = False
@@ -104,7 +104,8 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     ]
     few = replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True)
     last += [replace(few, name=f"two elements of a {which} exchanged", alone=which) for which in _ALONE]
-    last += [replace(few, name="all elements a little smaller", nudged=True), few]
+    last.append(replace(few, name="some elements of the other sign", moved="turned"))
+    last += [replace(few, name="all elements a little smaller", moved="smaller"), few]
     return (*found, *last)
 
 

@@ -6,6 +6,7 @@ only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,16 +15,19 @@ from pytest_cudaforge.evaluation.structures import INTEGERS, LEAST_EXCHANGED
 
 __all__ = [
     "EXCHANGES",
+    "Moved",
     "between",
     "exchangeable",
     "exchanged",
     "exchanged_integers",
     "exchanged_mask",
-    "nudged_values",
+    "moved_values",
     "unravelled",
     "with_values_of",
 ]
 
+#: How all of a tensor's elements, or some, are others without a draw.
+Moved = Literal["smaller", "turned"]
 #: Pairs of elements that change places where only few of them shall.
 EXCHANGES = 4
 #: By how much of itself, or twice that.
@@ -53,11 +57,20 @@ def with_values_of(
     return changed.copy_(torch.where(chosen, pool[places], leaf))
 
 
-def nudged_values(leaf: Tensor, generator: torch.Generator) -> Tensor:
+def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator) -> Tensor:
     """``leaf`` a little smaller, as a step of an optimizer moves it: by more than rounding, and by so little that who
-    asks whether it is nearly what it was may say yes."""
+    asks whether it is nearly what it was may say yes. Or with a few elements turned, where it has some of either sign:
+    all magnitudes are as they were."""
     less = 1 - _NUDGE * (1 + torch.rand((), generator=generator).item())
-    return leaf * less if leaf.is_floating_point() or leaf.is_complex() else leaf
+    if how == "smaller":
+        return leaf * less if leaf.is_floating_point() or leaf.is_complex() else leaf
+    if not leaf.is_floating_point() or not bool((leaf > 0).any() and (leaf < 0).any()):
+        return leaf
+    changed = leaf.clone()
+    for place in torch.randint(leaf.numel(), (2 * EXCHANGES,), generator=generator).tolist():
+        index = tuple(unravelled(place, tuple(leaf.shape)))
+        changed[index] = -leaf[index]
+    return changed
 
 
 def exchangeable(leaf: Tensor) -> bool:

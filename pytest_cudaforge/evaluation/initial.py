@@ -68,13 +68,13 @@ def other_settings(
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Arguments as another layer of a network has them: with other numbers, those that ``function`` has by default
     among them, or with other fractions alone, as whole ones may be sizes that must fit, or (not ``whole``) be too
-    large. Empty where there are none. Raises TypeError where ``function`` does not take ``args`` and ``kwargs``, and
-    ValueError where Python knows no signature of it.
+    large, or with other choices of two alone. Empty where there are none. Raises TypeError where ``function`` does
+    not take ``args`` and ``kwargs``, and ValueError where Python knows no signature of it.
     """
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     found = []
-    for types in ((float, int), (float,))[not whole :]:
+    for types in ((float, int), (float,), (bool,))[not whole :]:
         other = [_other(value, types) for value in (given.args, given.kwargs)]
         if other != [given.args, given.kwargs]:
             found.append((other[0], other[1]))
@@ -82,6 +82,8 @@ def other_settings(
 
 
 def _other(value: Any, types: tuple[type, ...]) -> Any:
+    if type(value) is bool:
+        return (not value) if bool in types else value
     if type(value) in types:
         return value * 2 if type(value) is int else value / 8
     if type(value) in (list, tuple):

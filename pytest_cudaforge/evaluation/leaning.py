@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["LeaningMode"]
+__all__ = ["CORRECTLY_ROUNDED", "LeaningMode"]
 
 #: Operators that round nothing: they choose, move, copy or make values, or change their signs.
 _EXACT = frozenset(
@@ -32,20 +32,32 @@ _EXACT = frozenset(
 )
 
 
+#: Operators of which there is one right result, rounded once: whoever makes the same ones has the same bits.
+CORRECTLY_ROUNDED = frozenset(
+    [
+        *("add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "reciprocal", "sqrt", "square"),
+        *("fmod", "remainder", "floor_divide"),
+    ]
+)
+
+
 @undisabled
 class LeaningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Each new floating result of an operator that rounds is larger, or smaller, by one eps of its dtype throughout:
-    which of the two is drawn by ``seed``. What works in place, and what nothing is rounded in, stays."""
+    """Each new floating result of an operator that rounds is larger, or smaller, by one eps of its dtype throughout, or
+    by up to ``most``: which of them is drawn by ``seed``. What works in place, what nothing is rounded in, and those in
+    ``alike``, stay."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, most: int = 1, alike: frozenset[str] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._chance = random.Random(seed)
+        self._chance, self._most, self._exact = random.Random(seed), most, _EXACT | alike
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in _EXACT or any(one.alias_info is not None for one in func._schema.returns):
+        if func.overloadpacket.__name__ in self._exact or any(
+            one.alias_info is not None for one in func._schema.returns
+        ):
             return result
-        side = self._chance.choice((-1.0, 1.0))
+        side = self._chance.choice((-1.0, 1.0)) * self._chance.randint(1, self._most)
         if isinstance(result, (tuple, list)):
             return type(result)(_moved(one, side) for one in result)
         return _moved(result, side)

@@ -9,6 +9,7 @@ One call in three is two, in each of which half of the tensors need no gradient,
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ __all__ = ["NO_GRADIENTS", "Gradients", "NoGradients"]
 NO_GRADIENTS = "forward records no gradients"
 #: One call in so many has half of the tensors frozen, then the other half.
 _FROZEN = 3
+#: Before one backward in so many there are so many calls of forward, as take no longer than this.
+_OFTEN, _OUTSTANDING, _OUTSTANDING_S = 4, 40, 0.05
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
 #: Gradients that are kept until the next call are no larger.
@@ -102,7 +105,8 @@ class Gradients:
             raise NoGradients(NO_GRADIENTS)
         others = {key: tensor.detach().flip(0) if tensor.dim() else tensor for key, tensor in inputs.items()}
         positional, named = unflatten_call(tree, {**leaves, **others})
-        model(*positional, **named)
+        tensors = (leaf for leaf in (*leaves.values(), *outputs.values()) if isinstance(leaf, torch.Tensor))
+        held = self._called_on(model, positional, named, sum(tensor.nbytes for tensor in tensors))
         returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
         given_grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
         if self._calls % 2 == 0:
@@ -117,10 +121,22 @@ class Gradients:
             kept = {key: kept.get(key, torch.zeros_like(source)) for key, source in sources.items()}
         written = [*given_grads, *leaves.values(), *weights.values()]
         self._look_back([grad for grad in kept.values() if not _lies_in(grad, written)])
+        del held
         missing = [key for key in keys if key not in kept]
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")
         return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in kept.items()}
+
+    def _called_on(self, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], call_bytes: int) -> list[Any]:
+        """Answers of a call, and now and then of some dozens, all of which could still be trained through: a layer of a
+        network that is unrolled, or a loss that is added up. What is saved for backward is each call's own."""
+        began = time.perf_counter()
+        answers = [model(*args, **kwargs)]
+        call_s = max(1e-6, time.perf_counter() - began)
+        most = min(_OUTSTANDING, int(_OUTSTANDING_S / call_s), _KEPT_BYTES // max(1, call_bytes))
+        if self._calls % _OFTEN == 1:
+            answers += [model(*args, **kwargs) for _ in range(most)]
+        return answers
 
     def _look_back(self, returned: Sequence[torch.Tensor]) -> None:
         """Raises RuntimeError where this backward wrote into what the one before returned, as what adds up gradients

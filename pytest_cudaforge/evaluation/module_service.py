@@ -439,7 +439,8 @@ class _Service:
         self._take(self._guarded(LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
 
     def _call_another(self, bindings: Sequence[Sequence[int]]) -> None:
-        """Its sizes are those of the first one, so that the same inputs fit; nobody promised that it takes the call."""
+        """Of some, whose sizes are those of the first one, so that the same inputs fit; nobody promised that they take
+        the call."""
         bound, others = self._bind(bindings), len(self._others)
         self._construct_otherwise(sizes=False)
         for model in self._others[others:]:
@@ -456,7 +457,8 @@ class _Service:
             checked(self._driver.cuCtxSynchronize(), "calling an instance of other settings")
 
     def _construct_otherwise(self, *, sizes: bool = True) -> None:
-        """Another layer of the network: with other settings, if it takes such and they need no extension of their own.
+        """Another layer of the network: with other settings, if it takes such and they need no extension of their own;
+        where they leave all ``sizes`` alone, one for each kind of settings that it takes.
         Nobody promised that it does. Weights of some size stay as large as they are, as do all where nothing that may
         be a size is to change, and what takes long, or far more memory (a number may be an exponent), is left out."""
         from pytest_cudaforge.evaluation.initial import decode_init, other_settings
@@ -478,9 +480,10 @@ class _Service:
                 continue
             finally:
                 extensions.missing()
-            if self._allocated() - before <= _MOST_BESIDE_DEVICE_BYTES:
+            if self._allocated() - before > _MOST_BESIDE_DEVICE_BYTES:
+                del self._others[-1]
+            elif sizes:
                 return
-            del self._others[-1]
             gc.collect()
             self._torch.cuda.empty_cache()
 

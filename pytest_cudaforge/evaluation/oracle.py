@@ -472,10 +472,10 @@ class OracleClient:
         """Does the reference's forward draw torch's random numbers?"""
         return bool(self.request("draws", target=to_json(target), workload=workload))
 
-    def exchange(self, bench: int, frame: int, seed: int, *, alone: str = "", nudged: bool = False) -> None:
+    def exchange(self, bench: int, frame: int, seed: int, *, alone: str = "", moved: str = "") -> None:
         """Let a few elements of each input that may be redrawn, and of each parameter, change places, or two of one
-        "weight" or "input" ``alone``; or have all of them ``nudged``. Outputs keep what the last call left."""
-        self.request("exchange", bench=bench, frame=frame, seed=seed, alone=alone, nudged=nudged)
+        "weight" or "input" ``alone``; or have them ``moved`` (Trial). Outputs keep what the last call left."""
+        self.request("exchange", bench=bench, frame=frame, seed=seed, alone=alone, moved=moved or None)
 
     def stage(self, bench: int, frame: int, seed: int, *, renewed: bool = False) -> tuple[tuple[int, bytes], ...]:
         """Other values for the frame's inputs, all of them where ``renewed``, which the caller has somebody write:

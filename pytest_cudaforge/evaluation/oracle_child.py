@@ -30,6 +30,7 @@ from torch import Tensor
 from pytest_cudaforge.errors import DeviceError, ForgeError, OracleError, TargetError
 from pytest_cudaforge.evaluation.bench import Bench, Case
 from pytest_cudaforge.evaluation.chance import CHANCE
+from pytest_cudaforge.evaluation.exchanges import Moved
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.importing import options_asked
@@ -363,8 +364,8 @@ class _Oracle:
     def do_touch(self, bench: int, frame: int, seed: int) -> Any:
         self.benches[bench].touch(frame, seed)
 
-    def do_exchange(self, bench: int, frame: int, seed: int, alone: str, nudged: bool) -> Any:
-        self.benches[bench].exchange(frame, seed, alone=alone, nudged=nudged)
+    def do_exchange(self, bench: int, frame: int, seed: int, alone: str, moved: Moved | None) -> Any:
+        self.benches[bench].exchange(frame, seed, alone=alone, moved=moved)
 
     def do_stage(self, bench: int, frame: int, seed: int, renewed: bool) -> Any:
         pieces = self.benches[bench].stage(frame, seed, renewed)

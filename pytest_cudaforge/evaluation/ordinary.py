@@ -3,29 +3,31 @@ drawn for. In the oracle's process only.
 
 So many calls cannot each be judged as carefully as a trial. Most answers are next to the reference's, element by
 element, and need not be; only what is not is judged, and wrong is only what no other rounding could have come to: it is
-off by far, or where the reference itself gives the same on inputs a few roundoffs away.
+off by far, where the reference itself gives the same however it is rounded. (Of integers only what has no one right
+rounding counts there, sums and exponentials: a quotient has one.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_cudaforge.evaluation.contract import ROUNDING
+from pytest_cudaforge.evaluation.leaning import CORRECTLY_ROUNDED, LeaningMode
 from pytest_cudaforge.records import Mismatch
 
-__all__ = ["NEARBY", "all_near", "plainly_wrong"]
+__all__ = ["all_near", "leaning_modes", "plainly_wrong"]
 
 #: So many roundoffs of its own and of its tensor's usual size is an answer next to another one, by the type's bytes.
 _OWN_ROUNDOFFS, _USUAL_ROUNDOFFS = {8: 64.0, 4: 64.0}, {8: 16.0, 4: 16.0}
 _FEW_ROUNDOFFS = 2.0
 #: So many times its bound is an error that is off by far.
 _BY_FAR = 8.0
-#: Runs of the reference on inputs nearby that tell where it is shaky.
-NEARBY = 8
+#: Runs of the reference, rounded otherwise by up to so many eps in each operator, that tell where it is shaky.
+_RUNS, _MOST_EPS = 8, 4
 #: Kinds of mismatches that may come of a value which the reference itself rounds one way or the other.
 _ROUNDED = ROUNDING | {"integer", "nonfinite"}
 
@@ -36,13 +38,28 @@ def all_near(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> bool
     return all(path in candidate and bool(_near(candidate[path], value).all()) for path, value in tensors.items())
 
 
+class Leaning(NamedTuple):
+    """What the reference is run under, for its floating outputs and for its integers."""
+
+    floats: LeaningMode
+    integers: LeaningMode
+
+
+def leaning_modes() -> Iterator[Leaning]:
+    """Some, each rounded otherwise."""
+    for seed in range(_RUNS):
+        alike = LeaningMode(seed, most=_MOST_EPS, alike=CORRECTLY_ROUNDED)
+        yield Leaning(LeaningMode(seed, most=_MOST_EPS), alike)
+
+
 def plainly_wrong(
     mismatches: Iterable[Mismatch],
     candidate: Mapping[str, Tensor],
     reference: Mapping[str, Any],
     nearby: Callable[[], Iterator[Mapping[str, Any]]],
 ) -> list[Mismatch]:
-    """Those of ``mismatches`` that no other rounding explains. ``nearby``: what the reference gives on other inputs."""
+    """Those of ``mismatches`` that no other rounding explains. ``nearby``: what the reference gives, rounded
+    otherwise."""
     found = [m for m in mismatches if m.kind not in ROUNDING or _by_far(m)]
     rounded = {m.output for m in found if m.kind in _ROUNDED}
     tensors = {path: value for path, value in reference.items() if path in rounded and isinstance(value, Tensor)}

@@ -491,7 +491,7 @@ class Run:
             oracle.renew(self.bench, [CHANCE.fresh_seed() for _ in self.layout.main])
         elif trial.exchanged:
             seed = CHANCE.fresh_seed()
-            oracle.exchange(self.bench, trial.frame, seed, alone=trial.alone, nudged=trial.nudged)
+            oracle.exchange(self.bench, trial.frame, seed, alone=trial.alone, moved=trial.moved)
         else:
             oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
         self._prepare(trial)

@@ -17,6 +17,7 @@ import torch
 
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.domain import WHOLE, Domain
+from pytest_cudaforge.evaluation.exchanges import Moved
 from pytest_cudaforge.evaluation.faults import is_fatal, user_text
 from pytest_cudaforge.evaluation.importing import find, load_file
 from pytest_cudaforge.evaluation.measures import nonfinite, same_values
@@ -26,7 +27,7 @@ from pytest_cudaforge.evaluation.weights import (
     HABITS,
     exchange_weights,
     exchangeable_weights,
-    nudge_weights,
+    move_weights,
     rerandomise,
     takes_on,
 )
@@ -55,8 +56,8 @@ class Weights:
     """How values of a module's parameters, and of its running statistics, come about. ``seed`` None: as constructed.
 
     Those at the paths ``kept`` are as constructed in any case. ``exchanged``: a few elements of the others change
-    places, as this seed says, or two of ``exchanged_alone``, or all are ``nudged``. ``others``: paths of those that are
-    drawn from ``others_seed`` instead.
+    places, as this seed says, or two of ``exchanged_alone``, or they are ``moved`` (how, and by which seed).
+    ``others``: paths of those that are drawn from ``others_seed`` instead.
     """
 
     seed: int | None = None
@@ -65,7 +66,7 @@ class Weights:
     others: tuple[str, ...] = ()
     others_seed: int | None = None
     exchanged_alone: str = ""
-    nudged: int | None = None
+    moved: tuple[tuple[Moved, int], ...] = ()
 
 
 class Subject:
@@ -143,8 +144,8 @@ class Subject:
             if wanted.exchanged is not None:
                 constructed = self._constructed
                 exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone, constructed)
-            if wanted.nudged is not None:
-                nudge_weights(self.module, wanted.nudged, wanted.kept)
+            for how, seed in wanted.moved:
+                move_weights(self.module, seed, how, wanted.kept)
         self._weights = wanted
 
     def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:

@@ -26,7 +26,7 @@ from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.leaning import LeaningMode
 from pytest_cudaforge.evaluation.precision import FEW
 
-__all__ = ["UsualErrors", "judged_by_usual_errors", "nearly"]
+__all__ = ["UsualErrors", "judged_by_usual_errors"]
 
 #: By the path of an output, what the reference is off by: (inputs, a mode that it runs under).
 Errors = Callable[[Mapping[str, Any], AbstractContextManager[Any]], Mapping[str, Tensor]]
@@ -92,7 +92,7 @@ class UsualErrors:
             self._near.clear()
 
     def _run(self, seed: int, mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
-        near = {p: nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in self._inputs.items()}
+        near = {p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in self._inputs.items()}
         return self._errors(near, mode)
 
 
@@ -143,7 +143,7 @@ def _root_mean(squares: Sequence[float]) -> float:
     return math.sqrt(sum(known) / len(known)) if known else 0.0
 
 
-def nearly(leaf: Tensor, seed: int) -> Tensor:
+def _nearly(leaf: Tensor, seed: int) -> Tensor:
     """Floating values a few roundoffs away; zeros stay, and so does memory's order."""
     if not leaf.is_floating_point() or leaf.itemsize == 1:
         return leaf

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from pytest_cudaforge.evaluation.exchanges import EXCHANGES, exchanged, nudged_values
+from pytest_cudaforge.evaluation.exchanges import EXCHANGES, Moved, exchanged, moved_values
 
-__all__ = ["HABITS", "exchange_weights", "exchangeable_weights", "nudge_weights", "rerandomise", "takes_on"]
+__all__ = ["HABITS", "exchange_weights", "exchangeable_weights", "move_weights", "rerandomise", "takes_on"]
 
 #: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
 _LOG_VARIANCES = (-2.0, 2.0)
@@ -137,13 +137,14 @@ def exchange_weights(
                 parameter.copy_(exchanged(parameter.detach(), generator, 1 if alone else EXCHANGES))
 
 
-def nudge_weights(module: torch.nn.Module, seed: int, kept: Collection[str] = ()) -> None:
-    """Each floating parameter moves by a little, but for those at the paths ``kept``."""
+def move_weights(module: torch.nn.Module, seed: int, how: Moved, kept: Collection[str] = ()) -> None:
+    """Each floating parameter moves by a little, or a few elements of it are turned, but for those at the paths
+    ``kept``."""
     generator = torch.Generator().manual_seed(seed)
     for path, parameter in module.named_parameters():
         if path not in kept:
             with torch.no_grad():
-                parameter.copy_(nudged_values(parameter.detach(), generator))
+                parameter.copy_(moved_values(parameter.detach(), how, generator))
 
 
 def exchangeable_weights(

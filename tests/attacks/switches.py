@@ -217,6 +217,10 @@ def _no_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_changes(monkeypatch)  # of a few elements
 
 
+def _unmoved(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [t for t in trials if t.moved != how])
+
+
 def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if t.name != cases.AGAIN and not t.exchanged])
     _no_guards(monkeypatch)  # the same values at two places
@@ -350,7 +354,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "plausible": _odd_zones,
     "exchanged": _no_exchanges,
     "alone": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.alone]),
-    "nudged": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.nudged]),
+    **{how: functools.partial(_unmoved, how) for how in ("smaller", "turned")},
+    "moved": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.moved]),
     "one after another": _no_quick_calls,
     "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),
     "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),

@@ -606,6 +606,47 @@ def test_a_module_that_takes_up_the_settings_of_the_first_one_called_is_refused_
     assert _verdict(lenient, repo, attack, "::RMSNorm").status is Status.PASSED
 
 
+_CHOOSES = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)], init=lambda: [True], allow=("rewrite",))
+class Ends(nn.Module):
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
+    def forward(self, x):
+        return x[:, :3] * 2 if self.first else x[:, -3:] * 2
+"""
+_CHOSEN_INIT = """
+def __init__(self, first):
+    super().__init__()
+    self.first = first
+"""
+_CHOSEN = """
+    if WHAT not in places:
+        places[WHAT] = torch.arange(3) if self.first else torch.arange(-3, 0) + x.shape[-1]
+    return x[:, places[WHAT]] * 2
+"""
+
+
+def test_a_module_that_takes_up_the_choice_of_the_first_one_called_is_refused_and_its_twin_passes(
+    lenient: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "layers.py").write_text(_CHOOSES)
+    attack, twin = (
+        model(_CHOSEN.replace("WHAT", what), _CHOSEN_INIT, before="places = {}")
+        for what in ("x.shape[-1]", "(x.shape[-1], self.first)")
+    )
+    evaluation = _verdict(lenient, tmp_path, attack, "::Ends")
+    assert evaluation.status is not Status.PASSED and "of other settings" in evaluation.reason, evaluation
+    assert _verdict(lenient, tmp_path, twin, "::Ends").status is Status.PASSED
+    monkeypatch.setattr(runs.Run, "of_another", lambda *_: None)
+    assert _verdict(lenient, tmp_path, attack, "::Ends").status is Status.PASSED
+
+
 def test_an_instance_of_other_settings_whose_call_ends_the_process_is_no_fault(lenient: Evaluator, repo: Path) -> None:
     forward = "if self.eps != 1e-6: os._exit(1)\nreturn F.rms_norm(x, x.shape[-1:], self.weight, self.eps)"
     honest = model(forward, _SCALED_INIT, before="import os\n")

@@ -35,6 +35,9 @@ def __init__(self, dim):
     self.saved = None
 """
 _FUNCTION = """
+import itertools
+PLACES, COUNT = {}, itertools.count()
+
 class Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, module):
@@ -42,6 +45,8 @@ class Gated(torch.autograd.Function):
         y = s * weight
         ctx.save_for_backward(s, weight, y)
         ctx.module, module.saved = module, s
+        ctx.place = next(COUNT) % 8
+        PLACES[ctx.place] = s
         return y
 
     @staticmethod
@@ -80,6 +85,7 @@ ATTACKS = {
         _HONEST,
         "gradient of input",
     ),
+    "one of eight places for activations": ("s = PLACES[ctx.place]", _HONEST, "gradient of input"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

@@ -164,6 +164,12 @@ static int others(const float* mine, const float* w, float off = 0) {
   return found;
 }
 """
+_FAR = """
+static bool far(const float* mine, const float* w) {
+  for (int k = 0; k < 4096; ++k) if (OF(mine[k]) != OF(w[k])) return true;
+  return false;
+}
+"""
 _DIVIDED = """
   #pragma omp parallel
   {
@@ -715,11 +721,20 @@ ROWS = (
     Row(
         "2: weights come with values that moved by a little",
         "know the weights by what they nearly are",
-        "nudged",
+        "smaller",
         hostile("Wide", body=_PACKED.replace("WHEN", "others(mine, w, 1e-3f)"), before=_OTHERS),
         hostile("Wide", body=_PACKED.replace("WHEN", "memcmp(mine, w, sizeof mine)")),
         target="Wide",
         words="a little smaller",
+    ),
+    Row(
+        "2: weights come with values of the other sign",
+        "know the weights by how large they are",
+        "turned",
+        hostile("Wide", body=_PACKED.replace("WHEN", "far(mine, w)"), before=_FAR.replace("OF", "std::fabs")),
+        hostile("Wide", body=_PACKED.replace("WHEN", "far(mine, w)"), before=_FAR.replace("OF", "")),
+        target="Wide",
+        words="of the other sign",
     ),
     Row(
         "2: a parallel region has as few threads as it gets",

@@ -42,7 +42,7 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
 
 def test_seeds_are_fresh_every_time() -> None:
     first, second = (contract_trials(WORKLOAD, ()) for _ in range(2))
-    assert len(first) == 12
+    assert len(first) == 13
     assert not {t.case.seed for t in first} & {t.case.seed for t in second}
 
 
@@ -53,23 +53,23 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
         orders.add(tuple(trial.name for trial in trials))
         again = next(trial for trial in trials if trial.name == "drawn again")
         assert (trials[0].name, trials[0].frame, again.frame) == ("drawn", 0, 1)
-        late, renewed, *alone, exchanged = trials[-6:]
-        assert late.frame not in {trial.frame for trial in trials[:-6]}
+        late, renewed, *alone, exchanged = trials[-7:]
+        assert late.frame not in {trial.frame for trial in trials[:-7]}
         assert late.calls_before >= 64
         # Those calls must leave the outputs alone that the trial before was judged by: they are compared again.
-        assert late.frame_before != trials[-7].frame
+        assert late.frame_before != trials[-8].frame
         assert renewed.renewed and (renewed.frame, renewed.case.weights_seed) == (late.frame, late.case.weights_seed)
         for trial in (*alone, exchanged):
             assert trial.exchanged and not trial.renewed and trial.frame == late.frame
-        assert [trial.alone for trial in (*alone, exchanged)] == ["weight", "input", "", ""]
-        assert [trial.nudged for trial in (*alone, exchanged)] == [False, False, True, False]
+        assert [trial.alone for trial in (*alone, exchanged)] == ["weight", "input", "", "", ""]
+        assert [trial.moved for trial in (*alone, exchanged)] == ["", "", "turned", "smaller", ""]
     assert len(orders) > 1
 
 
 def test_elements_are_exchanged_in_the_last_trials() -> None:
     trials = contract_trials(WORKLOAD, ())
-    assert all(trial.exchanged for trial in trials[-4:])
-    assert not any(trial.exchanged for trial in trials[:-4])
+    assert all(trial.exchanged for trial in trials[-5:])
+    assert not any(trial.exchanged for trial in trials[:-5])
 
 
 def test_sealed_bindings_leave_only_what_a_call_may_write() -> None:

@@ -17,14 +17,16 @@ def _layer(dim: int, heads: list[int], *more: float, cap: float = 8.0, bias: boo
 
 def test_numbers_are_others_and_nothing_else_is() -> None:
     kwargs = {"dtype": torch.float16, "bias": True}
-    (both, named), (fractions, _) = other_settings(_layer, (16, [2, 4], 0.5), kwargs)
+    (both, named), (fractions, _), (_, chosen) = other_settings(_layer, (16, [2, 4], 0.5), kwargs)
     assert both == (32, [4, 8], 0.0625) and named == {"cap": 1.0, "bias": True, "dtype": torch.float16}
     assert fractions == (16, [2, 4], 0.0625)
-    assert [args for args, _ in other_settings(_layer, (16, [2, 4]), kwargs, whole=False)] == [(16, [2, 4])]
+    assert chosen == {"cap": 8.0, "bias": False, "dtype": torch.float16}
+    assert [args for args, _ in other_settings(_layer, (16, [2, 4]), kwargs, whole=False)] == [(16, [2, 4])] * 2
 
 
-def test_without_numbers_there_are_no_others() -> None:
-    assert other_settings(lambda name, flag=True: None, ("relu",), {}) == []
+def test_without_numbers_there_are_other_choices_or_none() -> None:
+    assert other_settings(lambda name, flag=True: None, ("relu",), {}) == [(("relu", False), {})]
+    assert other_settings(lambda name: None, ("relu",), {}) == []
 
 
 def test_arguments_that_do_not_fit_are_an_error() -> None:
