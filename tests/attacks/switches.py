@@ -306,7 +306,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     # What is named is met with now and then.
     "named": lambda patch: _undrawn_all(patch, "named", *OCCASIONS),
     # What shows something else rarely may show this one, too, time and again.
-    "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS, *RARE_DRAWS),
+    "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS, *RARE_DRAWS, *EXTREMES),
     "agreeing": lambda patch: _undrawn_all(patch, AGREEING, *OCCASIONS),
     "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
     # Neighbours are repeats, and of the highest and the lowest numbers many are alike.
