@@ -349,15 +349,20 @@ class Bench:
         self._synchronise()
 
     def touch(self, frame: int, seed: int) -> None:
-        """Change one element of each floating input, and nothing else: outputs keep what the last call left."""
+        """Change one element of each floating input, and nothing else: outputs keep what the last call left. Where the
+        inputs' own draws are all that counts, draw them anew."""
         target = self.frames[frame]
         assert target.case is not None, "a frame is filled before it is touched"
         generator = torch.Generator().manual_seed(seed)
         self._expected = None
         for other in self.frames.values():
             other.held = {}  # calls go on in all of them, and need not add up in one order
-        target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
-        target.case = replace(target.case, seed=seed, family="touched")
+        if self._as_drawn:
+            target.case = replace(target.case, seed=seed, family="drawn")
+            target.inputs, target.tree = self._draw(target.case)
+        else:
+            target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
+            target.case = replace(target.case, seed=seed, family="touched")
         self._write_inputs(frame)
         self._synchronise()
 
@@ -370,13 +375,15 @@ class Bench:
         assert target.case is not None, "a frame is filled before its elements are exchanged"
         generator = torch.Generator().manual_seed(seed)
         structures = self.subject.domain.structures(self.workload)
-        free = {path for path in target.inputs if structures.get(path) in REDRAWN}
+        free = self._free(target)
         weighted = target.case.weights_seed is not None
         chosen = self._one_of(target, free, seed, weighted=weighted, first=alone) if alone else None
         self._expected, target.held = None, {}
         pairs = 1 if alone else EXCHANGES
 
         def changed(path: str, leaf: Any) -> Any:
+            if self._as_drawn:
+                return leaf
             if moved:
                 return moved_values(leaf, moved, generator) if path in free and isinstance(leaf, Tensor) else leaf
             if chosen is None and structures.get(path) in ("mask", "pattern") and leaf.dtype == torch.bool:
@@ -396,10 +403,21 @@ class Bench:
         self._write_inputs(frame)
         self._synchronise()
 
+    @property
+    def _as_drawn(self) -> bool:
+        """Are the inputs' own draws all that counts?"""
+        return self.subject.options.distributions == "drawn"
+
+    def _free(self, target: _Frame) -> set[str]:
+        """Paths of the inputs that may be redrawn."""
+        structures = self.subject.domain.structures(self.workload)
+        return {p for p in target.inputs if structures.get(p) in REDRAWN and not self._as_drawn}
+
     def _one_of(self, target: _Frame, free: Collection[str], seed: int, *, weighted: bool, first: str) -> str:
         """The path of an input whose elements may change places, or of a parameter, behind ``_WEIGHT``; of those that
         come ``first``, where there are any; "" where none may."""
-        inputs = [p for p, v in target.inputs.items() if p in free or (isinstance(v, Tensor) and exchangeable(v))]
+        whole = {p for p, v in target.inputs.items() if isinstance(v, Tensor) and exchangeable(v)}
+        inputs = [] if self._as_drawn else [path for path in target.inputs if path in {*free, *whole}]
         kept = target.case.kept if target.case is not None else ()
         weights = [_WEIGHT + path for path in self.subject.exchangeable_weights(kept)] if weighted else []
         paths = (weights or inputs) if first == "weight" else (inputs or weights)
@@ -417,8 +435,7 @@ class Bench:
         assert target.case is not None, "a frame is filled before its values are to change"
         for other in self.frames.values():
             other.held = {}  # calls go on in all of them
-        structures = self.subject.domain.structures(self.workload)
-        free = {path for path in target.inputs if structures.get(path) in REDRAWN}
+        free = self._free(target)
         small = sum(leaf.nbytes for leaf in target.inputs.values() if isinstance(leaf, Tensor)) <= _STAGED_BYTES
         inputs, tree = target.inputs, target.tree
         case = replace(target.case, seed=seed, family="exchanged" if free and not (renewed and small) else "drawn")
