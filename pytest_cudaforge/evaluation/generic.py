@@ -55,6 +55,8 @@ _PEAKS = 100.0
 #: In bfloat16 so few are about so large, beyond what fp16 holds, which has more digits; more of them would be scores of
 #: attention that are the same but for rounding.
 _BEYOND_HALF_COUNT, _BEYOND_HALF = 4, 3e5
+#: The share of "exact" that is.
+_EXACT_SHARE = 0.15
 #: "combed": how far apart teeth are, how far out they lie, and what is left of the values between them.
 _COMBS, _TOOTH, _BETWEEN_TEETH = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 64, 100, 128), 2.0, 0.1
 #: How many different values there are in "ties".
@@ -178,6 +180,13 @@ def _spiked(values: Tensor, scale: float, most: float, generator: torch.Generato
     rows[one, places[one, 0]] = most * scale
     rows[other, (places[other, 0] + beside) % rows.shape[1]] = -most * scale
     return values
+
+
+def _with_exact(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Some elements are exactly zero, one, or minus one."""
+    chance = torch.empty_like(values).uniform_(generator=generator)
+    exact = torch.randint(-1, 2, values.shape, generator=generator, device=values.device)
+    return torch.where(chance < _EXACT_SHARE, exact.to(values.dtype), values)
 
 
 def _with_far_ends(values: Tensor, scale: float, most: float, generator: torch.Generator) -> Tensor:
@@ -389,6 +398,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "shifted": lambda draw: draw.values.add_(draw.spread[1] * draw.scale),
     "small": lambda draw: _vanishing(draw, _SMALL[draw.dtype == torch.float16]),
     "sparse": _sparse,
+    "exact": lambda draw: _with_exact(draw.values, draw.generator),
     "spiked": lambda draw: _spiked(draw.values, draw.scale, draw.spread[0], draw.generator),
     "sunk": lambda draw: draw.values.abs_().mul_(-1.0),
     "tails": lambda draw: _with_zeros(draw.values.mul_(_TAILS / draw.scale), draw.generator),

@@ -207,6 +207,10 @@ class GradientSubject(Subject):
         return args, {name: value for name, value in kwargs.items() if name not in _OWN_ARGUMENTS}
 
 
+#: Redraws of values that tie, which say nothing where nothing has a kink.
+_SMOOTH = ("padded", "exact")
+
+
 class GradientDomain(Domain):
     """As Domain, of the backward: what is more where gradients are asked for, and what is not right any more."""
 
@@ -214,6 +218,7 @@ class GradientDomain(Domain):
         super().__init__(subject)
         self.subject: GradientSubject = subject
         self._digits: dict[tuple[str, str], bool] = {}
+        self._smoothly: dict[str, dict[str, bool]] = {}
 
     def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
         found = super().structures(workload, widen=widen)
@@ -225,16 +230,17 @@ class GradientDomain(Domain):
 
     def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
         found: list[str] = []
-        taken = [*super().families(workload), *self._padded(workload)]
+        smooth = self._smooth(workload)
+        taken = [*(known for known in super().families(workload) if known not in smooth), *smooth]
         # What nothing else shows comes first; integers that hardly ever are drawn, beside all that, at last.
         rare = [known for known in taken if known in OF_RARITIES]
-        others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", "padded"))
+        others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", *_SMOOTH))
         for known in others:
             if most is not None and len(found) >= most:
                 break
             # At a tie (of a maximum, at a kink) rounding may say what is right: rows nearly vanish, not wholly.
             family = "small" if known == "faint" else known
-            if family in (*TYING, "missing") or (
+            if (family in (*TYING, "missing") and family not in smooth) or (
                 family != known and not self._takes(workload, family, self.structures(workload))
             ):
                 continue
@@ -244,20 +250,19 @@ class GradientDomain(Domain):
             found += [family for family in rare if self._keeps_digits(workload, family)]
         return tuple(found)
 
-    def _padded(self, workload: str) -> tuple[str, ...]:
-        """Rows of zeros, where nothing has a kink: what fills up a batch is trained on, too."""
-        structures, known = self.structures(workload), self._families.setdefault(workload, {})
-        if "generic" not in structures.values():
-            return ()
-        if "padded" not in known:
+    def _smooth(self, workload: str) -> tuple[str, ...]:
+        """Families that are taken where nothing has a kink: rows of zeros, as what fills up a batch is trained on, too,
+        and zeros and ones here and there, several in a row, so that factors are nothing."""
+        structures, known = self.structures(workload), self._smoothly.setdefault(workload, {})
+        for family in _SMOOTH if "generic" in structures.values() and not known else ():
             bent = KinkMode()
 
-            def takes() -> bool:
+            def takes(family: str = family, bent: KinkMode = bent) -> bool:
                 smooth = lambda _: not (bent.found or bent.free)  # noqa: E731
-                return self._watched(workload, "padded", structures, (bent, KinkMode()), smooth)
+                return self._watched(workload, family, structures, (bent, KinkMode()), smooth)
 
-            known["padded"] = self._agrees(takes)
-        return ("padded",) if known["padded"] else ()
+            known[family] = self._agrees(takes)
+        return tuple(family for family in _SMOOTH if known.get(family))
 
     def _takes_ties(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Does an operator take values that nobody has rounded that shares a gradient among equal ones, or gives it to

@@ -108,7 +108,7 @@ class Gradients:
         tensors = (leaf for leaf in (*leaves.values(), *outputs.values()) if isinstance(leaf, torch.Tensor))
         held = self._called_on(model, positional, named, sum(tensor.nbytes for tensor in tensors))
         returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
-        given_grads = [grad if self._calls % 2 else _scattered(grad) for _, grad in recorded]
+        given_grads = [grad if self._calls % 2 else _scattered(grad, self._calls // 2) for _, grad in recorded]
         if self._calls % 2 == 0:
             _compare_losses([out for out, _ in recorded], list(sources.values()))
         found = torch.autograd.grad(
@@ -157,23 +157,41 @@ def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
 
 
 def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Gradients of a sum of the outputs, whose own gradient memory has once, and of the same loss by other means; what
+    """Gradients of sums of the outputs, whose own gradient memory has once, and of the same losses by other means; what
     was saved is there for the next after each. Raises RuntimeError."""
     import torch
 
-    ones = [torch.ones((), dtype=out.dtype, device=out.device).expand_as(out) for out in outputs]
-    found = [
-        torch.autograd.grad(outputs, sources, grads, allow_unused=True, retain_graph=True)
-        for grads in (ones, [one.contiguous() for one in ones])
-    ]
-    for one, other in zip(*found, strict=True):
+    for along_rows in (False, True):
+        once = [_once(out, along_rows=along_rows) for out in outputs]
+        found = [
+            torch.autograd.grad(outputs, sources, grads, allow_unused=True, retain_graph=True)
+            for grads in (once, [one.contiguous() for one in once])
+        ]
+        _require_alike(*found)
+
+
+def _once(output: torch.Tensor, *, along_rows: bool) -> torch.Tensor:
+    """A gradient of ``output`` of which memory has one element, that of a sum, or one row, that of a sum over rows that
+    is weighted."""
+    import torch
+
+    size = output.shape[-1:] if along_rows and output.dim() else ()
+    one = torch.ones(size, dtype=output.dtype, device=output.device)
+    return (one.cumsum(-1) / max(1, one.numel()) if size else one).expand_as(output)
+
+
+def _require_alike(found: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | None]) -> None:
+    """Gradients by an expanded one and by a contiguous one. Raises RuntimeError."""
+    import torch
+
+    for one, other in zip(found, others, strict=True):
         if (one is None) != (other is None):
             raise RuntimeError("backward gives a gradient of a loss in one of two ways to write it")
         if one is not None and other is not None:
             scale = float(other.detach().abs().nan_to_num(posinf=0.0).max()) if other.numel() else 0.0
             near = torch.isclose(one, other, rtol=_ALIKE, atol=_ALIKE * scale, equal_nan=True)
             if not bool(near.all()):
-                raise RuntimeError("backward takes another gradient for the expanded one of a sum (stride 0)")
+                raise RuntimeError("backward takes another gradient for the expanded one of a sum (strides of 0)")
 
 
 def _named(keys: Collection[str]) -> str:
@@ -181,10 +199,13 @@ def _named(keys: Collection[str]) -> str:
     return ", ".join(names)
 
 
-def _scattered(grad: torch.Tensor) -> torch.Tensor:
-    """The same values with other strides."""
+def _scattered(grad: torch.Tensor, number: int) -> torch.Tensor:
+    """The same values with other strides: behind a transpose, or, for every other ``number``, rows of a wider one, as
+    behind a concatenation."""
     import torch
 
+    if grad.dim() > 1 and number % 2:
+        return torch.cat([grad, grad[..., :1]], -1)[..., :-1]
     if grad.dim() > 1:
         return grad.transpose(0, -1).contiguous().transpose(0, -1)
     return torch.stack([grad, grad], -1)[..., 0] if grad.dim() else grad

@@ -37,6 +37,7 @@ FAMILIES = (
         "levels",
         "ordered",
         "padded",
+        "exact",
         "deep",
         "empty",
     ),

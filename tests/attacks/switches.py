@@ -67,7 +67,7 @@ def _without(*kinds: str) -> Callable[[pytest.MonkeyPatch], None]:
     """Nobody looks at mismatches of these kinds any more."""
 
     def switch(monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("check", "recheck"):
+        for name in ("check", "recheck", "look"):
             monkeypatch.setattr(OracleClient, name, _blind(getattr(OracleClient, name), kinds))
 
     return switch
@@ -84,7 +84,7 @@ def _unsaid(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return check
 
-    for name in ("check", "recheck"):
+    for name in ("check", "recheck", "look"):
         monkeypatch.setattr(OracleClient, name, blind(getattr(OracleClient, name)))
 
 
@@ -109,6 +109,7 @@ def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _wait_instead_of_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "stop", lambda self: time.sleep(0.5))
+    without_checks(monkeypatch, "ordinary")  # looks at once, and stops nobody
     _no_late(monkeypatch)
 
 
@@ -289,7 +290,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("bumped", "combed", "skewed", "ordered", "stretches", "padded"),
+    *("bumped", "combed", "skewed", "ordered", "stretches", "padded", "exact"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,

@@ -61,6 +61,11 @@ ATTACKS = {
     "no sum over the batch": ("", "(grad * s).mean(0)", "parameter"),
     "activations on the module": ("s = ctx.module.saved", _HONEST, "gradient"),
     "a contiguous gradient": ("grad = grad.as_strided(s.shape, (s.shape[1], 1))", _HONEST, "backward"),
+    "a gradient whose rows are dense": (
+        "grad = grad.as_strided(s.shape, (s.shape[1], 1)) if grad.stride(-1) == 1 else grad",
+        _HONEST,
+        "backward",
+    ),
     "gradients written by itself": ("ctx.module.weight.grad = (grad * s).sum(0)", "None", "gradient"),
     "activations as a workspace": ("kept = s.clone(); s.data.zero_(); s = kept", _HONEST, "gradient"),
     "a gradient that memory has once": (
