@@ -239,6 +239,7 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     _without("unstable")(monkeypatch)
     _no_guards(monkeypatch)
     _no_quick_calls(monkeypatch)  # there the call before has not been judged yet
+    without_checks(monkeypatch, "ordinary")  # nor there
 
 
 def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
