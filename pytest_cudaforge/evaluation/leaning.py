@@ -45,11 +45,12 @@ CORRECTLY_ROUNDED = frozenset(
 class LeaningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Each new floating result of an operator that rounds is larger, or smaller, by one eps of its dtype throughout, or
     by up to ``most``: which of them is drawn by ``seed``. What works in place, what nothing is rounded in, and those in
-    ``alike``, stay."""
+    ``alike``, stay. ``each``: not throughout, but each element by up to as much of its own size, or of what is usual in
+    its tensor, as sums differ that come in another order."""
 
-    def __init__(self, seed: int, *, most: int = 1, alike: frozenset[str] = frozenset()) -> None:
+    def __init__(self, seed: int, *, most: int = 1, alike: frozenset[str] = frozenset(), each: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._chance, self._most, self._exact = random.Random(seed), most, _EXACT | alike
+        self._chance, self._most, self._exact, self._each = random.Random(seed), most, _EXACT | alike, each
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -59,11 +60,17 @@ class LeaningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         side = self._chance.choice((-1.0, 1.0)) * self._chance.randint(1, self._most)
         if isinstance(result, (tuple, list)):
-            return type(result)(_moved(one, side) for one in result)
-        return _moved(result, side)
+            return type(result)(self._moved(one, side) for one in result)
+        return self._moved(result, side)
 
-
-def _moved(value: Any, side: float) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return value * (1.0 + side * torch.finfo(value.dtype).eps)
+    def _moved(self, value: Any, side: float) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        by = side * torch.finfo(value.dtype).eps
+        if not self._each or value.itemsize == 1 or not value.numel():
+            return value * (1.0 + by)
+        generator = torch.Generator(device=value.device).manual_seed(self._chance.getrandbits(62))
+        wide = value if value.itemsize == 8 else value.float()
+        share = torch.empty_like(wide).uniform_(-1.0, 1.0, generator=generator)
+        usual = wide.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+        return (wide + by * share * torch.maximum(wide.abs(), usual)).to(value.dtype)

@@ -48,8 +48,9 @@ class Leaning(NamedTuple):
 def leaning_modes() -> Iterator[Leaning]:
     """Some, each rounded otherwise."""
     for seed in range(_RUNS):
-        alike = LeaningMode(seed, most=_MOST_EPS, alike=CORRECTLY_ROUNDED)
-        yield Leaning(LeaningMode(seed, most=_MOST_EPS), alike)
+        each = seed % 2 == 1
+        alike = LeaningMode(seed, most=_MOST_EPS, alike=CORRECTLY_ROUNDED, each=each)
+        yield Leaning(LeaningMode(seed, most=_MOST_EPS, each=each), alike)
 
 
 def plainly_wrong(

@@ -35,12 +35,15 @@ Errors = Callable[[Mapping[str, Any], AbstractContextManager[Any]], Mapping[str,
 _RUNS, _RUNS_S, _NEARLY = 12, 2.0, 8.0
 #: An output of few elements is judged by them where it is off by at most so many times its bound.
 _LUCKY = 100.0
+#: Runs on the inputs themselves, each sum rounded a little otherwise, which tell what is shaky: what is so nearly a tie
+#: that rounding decides is none any more on other inputs.
+_SCATTERED_RUNS = 12
 #: So many of these runs are repeated with operators that lean to one side, and this share of what that comes to is
 #: usual: by the rule a kernel may then be off by what one eps in each operator leaves, and not by more.
 _LEANING_RUNS, _LEANING_SHARE = 4, 1 / 16
 #: Of an output of many elements some may be shaky: this share of them, and so many at least and at most. (Where a sum
 #: decides which of two wins, a gradient goes one way or the other, with all that a convolution makes of it.)
-_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 5e-3, 2, 512
+_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 5e-3, 64, 512
 #: Above this further runs of the oracle cost too much.
 _MOST = 1 << 22
 
@@ -50,11 +53,12 @@ class UsualErrors:
 
     def __init__(self, inputs: Mapping[str, Any], errors: Errors) -> None:
         self._inputs, self._errors = inputs, errors
-        self._looked = False
+        self._looked = self._scattered = False
         #: Of each run, by path, the mean of all elements' squares; the sum over all runs of each element's square.
         self._near: list[dict[str, float]] = []
         self._leaning: list[dict[str, float]] = []
         self._squares: dict[str, Tensor] = {}
+        self._squared = 0
 
     def overall(self, path: str) -> float:
         """The root of the mean square over all elements of an output and all runs; 0 where the reference has no fp64
@@ -67,7 +71,9 @@ class UsualErrors:
         """The root of the mean square of each element over all runs, in fp64; None where there is no fp64 form, or no
         memory for one."""
         self._look()
-        return (self._squares[path] / len(self._near)).sqrt() if self._near and path in self._squares else None
+        if self._near and path in self._squares and not self._scattered:
+            self._scatter()
+        return (self._squares[path] / self._squared).sqrt() if self._near and path in self._squares else None
 
     def _look(self) -> None:
         until = time.monotonic() + _RUNS_S
@@ -76,10 +82,7 @@ class UsualErrors:
             for seed in seeds:
                 errors = self._run(seed, contextlib.nullcontext())
                 self._near.append({path: _mean_square(error) for path, error in errors.items()})
-                for path, error in errors.items():
-                    if error.numel() <= _MOST:
-                        square = error.square().nan_to_num_(posinf=0.0)
-                        self._squares[path] = self._squares[path].add_(square) if path in self._squares else square
+                self._add_squares(errors)
                 if seed < _LEANING_RUNS and any(error.numel() <= FEW for error in errors.values()):
                     leaning = self._run(seed, LeaningMode(seed))
                     self._leaning.append({path: _mean_square(error) for path, error in leaning.items()})
@@ -91,6 +94,23 @@ class UsualErrors:
             if is_fatal(error):
                 raise
             self._near.clear()
+
+    def _scatter(self) -> None:
+        self._scattered, until = True, time.monotonic() + _RUNS_S
+        for seed in range(_SCATTERED_RUNS):
+            try:
+                self._add_squares(self._errors(self._inputs, LeaningMode(seed, each=True)))
+            except torch.OutOfMemoryError:
+                return
+            if time.monotonic() > until:
+                return
+
+    def _add_squares(self, errors: Mapping[str, Tensor]) -> None:
+        self._squared += 1
+        for path, error in errors.items():
+            if error.numel() <= _MOST:
+                square = error.square().nan_to_num_(posinf=0.0)
+                self._squares[path] = self._squares[path].add_(square) if path in self._squares else square
 
     def _run(self, seed: int, mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
         near = {p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in self._inputs.items()}

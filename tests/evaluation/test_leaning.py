@@ -1,0 +1,57 @@
+"""The reference, rounded otherwise: throughout to one side, or element by element."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pytest_cudaforge.evaluation.leaning import CORRECTLY_ROUNDED, LeaningMode  # noqa: E402
+
+EPS = torch.finfo(torch.float32).eps
+X = torch.linspace(-2, 2, 257)
+
+
+def _under(mode: LeaningMode, work: str) -> torch.Tensor:
+    with mode:
+        found: torch.Tensor = getattr(X, work)()
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_all_elements_lean_to_one_side(most: int) -> None:
+    sides = set()
+    for seed in range(20):
+        off = (_under(LeaningMode(seed, most=most), "exp").double() / X.exp().double() - 1) / EPS
+        assert bool((off > 0).all() or (off < 0).all())
+        assert float(off.abs().min()) > 0.4 and float(off.abs().max()) < most + 0.6
+        sides.add(float(off.mean()) > 0)
+    assert sides == {True, False}
+
+
+def test_each_element_is_off_by_itself_and_none_by_more_than_is_usual() -> None:
+    off = (_under(LeaningMode(3, each=True), "sin").double() - X.sin().double()) / EPS
+    usual = float(X.sin().square().mean().sqrt())
+    assert bool((off > 0.1).any() and (off < -0.1).any())
+    assert bool((off.abs() <= torch.maximum(X.sin().abs(), torch.tensor(usual)) + 0.6).all())
+    assert torch.equal(_under(LeaningMode(3, each=True), "sin"), _under(LeaningMode(3, each=True), "sin"))
+    assert not torch.equal(_under(LeaningMode(3, each=True), "sin"), _under(LeaningMode(4, each=True), "sin"))
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_what_rounds_nothing_stays(each: bool) -> None:
+    mode = LeaningMode(1, each=each, alike=CORRECTLY_ROUNDED)
+    for work in ("abs", "neg", "relu", "floor", "reciprocal", "sort", "argmax", "clone"):
+        with mode:
+            found = getattr(X, work)()
+        expected = getattr(X, work)()
+        pairs = zip(found, expected, strict=True) if work == "sort" else [(found, expected)]
+        assert all(torch.equal(one, other) for one, other in pairs), work
+
+
+def test_what_works_in_place_and_other_types_stay() -> None:
+    with LeaningMode(1, each=True):
+        changed = X.clone().exp_()
+        assert torch.equal(torch.arange(5).cumsum(0), torch.tensor([0, 1, 3, 6, 10]))
+        assert torch.empty(0).exp().shape == (0,)
+    assert torch.equal(changed, X.exp())
