@@ -75,7 +75,7 @@ _CALLS_BEFORE_S = 0.1
 #: Calls that are judged as after so many more, or twice that, one after another; an hour's at the most.
 AGED_CALLS, _AGES, _MOST_AGE = 4, (1 << 12, 1 << 20, 1 << 27), 1 << 28
 #: How long ordinary calls are made and looked at, and how many there are at most.
-ORDINARY_S, _MOST_ORDINARY = {"cpu": 1.0, "cuda": 0.4}, 3000
+ORDINARY_S, _MOST_ORDINARY = {"cpu": 1.0, "cuda": 0.2}, 3000
 _ORDINARY = "one of {count} calls on drawn values"
 #: Where a worker has the arena once more, read-only.
 _SEALED_SLOT = 2
