@@ -46,7 +46,7 @@ class LeaningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Each new floating result of an operator that rounds is larger, or smaller, by one eps of its dtype throughout, or
     by up to ``most``: which of them is drawn by ``seed``. What works in place, what nothing is rounded in, and those in
     ``alike``, stay. ``each``: not throughout, but each element by up to as much of its own size, or of what is usual in
-    its tensor, as sums differ that come in another order."""
+    its row, as sums differ that come in another order."""
 
     def __init__(self, seed: int, *, most: int = 1, alike: frozenset[str] = frozenset(), each: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,5 +72,7 @@ class LeaningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         generator = torch.Generator(device=value.device).manual_seed(self._chance.getrandbits(62))
         wide = value if value.itemsize == 8 else value.float()
         share = torch.empty_like(wide).uniform_(-1.0, 1.0, generator=generator)
-        usual = wide.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
-        return (wide + by * share * torch.maximum(wide.abs(), usual)).to(value.dtype)
+        size = wide.abs()
+        if size.dim() > 1:  # of rows that nearly vanish beside others a sum is as exact
+            size = torch.maximum(size, wide.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True).sqrt())
+        return (wide + by * share * size).to(value.dtype)

@@ -245,7 +245,7 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_quick_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "one after another", "first at once")
+    without_checks(monkeypatch, "one after another", "first at once", "ordinary")
     _no_changes(monkeypatch)
 
 
