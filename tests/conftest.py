@@ -55,7 +55,9 @@ def chance(request: pytest.FixtureRequest) -> Iterator[None]:
     """What verdicts draw follows from the test's name: what passes here passes elsewhere, as far as no time decides.
     ``CUDAFORGE_TEST_CHANCE=secret`` draws as verdicts do outside of tests, another text draws something else."""
     said = os.environ.get("CUDAFORGE_TEST_CHANCE", "")
-    CHANCE.follow(None if said == "secret" else f"{said} {request.node.nodeid}")
+    times = getattr(request.node, "execution_count", 1)  # what is run once more draws something else
+    again = f" {times}" if times > 1 else ""
+    CHANCE.follow(None if said == "secret" else f"{said} {request.node.nodeid}{again}")
     yield
     CHANCE.follow(None)
 
