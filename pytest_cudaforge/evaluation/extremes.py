@@ -10,6 +10,7 @@ a code that goes with another one's.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,8 @@ def bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:
 def _are_free(drawn: Tensor) -> bool:
     """May each be as large as any? Where rows never have a number twice they may be places, or an order."""
     shape = tuple(drawn.shape[1:])
+    if math.prod(shape) < 2:
+        return False
     flat = drawn.flatten(1).to(torch.int64)
     rows = flat.reshape(-1, shape[-1] if shape else 1)
     rows = rows[: max(2, _TOLD_NUMBERS // max(1, rows.shape[1]))]

@@ -39,6 +39,14 @@ def test_all_integers_are_as_large_as_they_come() -> None:
     assert int(leaves["0"].max()) < 150 and int(leaves["1"].max()) < -6  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (1,)])
+def test_a_number_alone_or_none_may_be_a_size_or_a_choice(shape: tuple[int, ...]) -> None:
+    """How many tokens counted, in the backward of a loss."""
+    assert extremes_of(_draws(_of(1000, *shape))) is None
+    beside = _of(1000, *shape)
+    assert extremes_of(_draws(lambda generator: {**_of(50, 2, 80)(generator), "3": beside(generator)["0"]})) is None
+
+
 def test_of_many_numbers_each_row_and_column_keeps_its_range() -> None:
     def make(generator: torch.Generator) -> Mapping[str, object]:
         ranges = torch.tensor([10, 100_000]).repeat(500)
