@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pytest_cudaforge.evaluation.structures import INTEGERS, LEAST_EXCHANGED
+from pytest_cudaforge.evaluation.structures import FLOAT8, INTEGERS, LEAST_EXCHANGED, readable
 
 __all__ = [
     "EXCHANGES",
@@ -61,6 +61,8 @@ def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator) -> Tensor
     """``leaf`` a little smaller, as a step of an optimizer moves it: by more than rounding, and by so little that who
     asks whether it is nearly what it was may say yes. Or with a few elements turned, where it has some of either sign:
     all magnitudes are as they were."""
+    if leaf.dtype in FLOAT8:
+        return moved_values(readable(leaf), how, generator).to(leaf.dtype)
     less = 1 - _NUDGE * (1 + torch.rand((), generator=generator).item())
     if how == "smaller":
         return leaf * less if leaf.is_floating_point() or leaf.is_complex() else leaf

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.rare import RareDraws
-from pytest_cudaforge.evaluation.structures import INTEGERS, ordered_values
+from pytest_cudaforge.evaluation.structures import INTEGERS, ordered_values, readable
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = [
@@ -67,14 +67,14 @@ def may_have_occasions(leaves: Mapping[str, Any]) -> bool:
     tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and leaf.numel() > 1]
     if any(leaf.dtype in INTEGERS or leaf.dtype == torch.bool for leaf in tensors):
         return True
-    floats = [leaf for leaf in tensors if leaf.is_floating_point()]
+    floats = [readable(leaf) for leaf in tensors if leaf.is_floating_point()]
     return any(bool(leaf.isinf().any()) for leaf in floats) or (len(floats) > 1 and bool(ordered_values(floats)))
 
 
 def meetings_of(leaves: Mapping[str, Any]) -> dict[str, bool]:
     """What a call's inputs show together, by what one could see in any."""
     shown: dict[str, bool] = {}
-    tensors = {path: leaf.detach() for path, leaf in leaves.items() if _is_looked_at(leaf)}
+    tensors = {path: readable(leaf.detach()) for path, leaf in leaves.items() if _is_looked_at(leaf)}
     for (path, one), (other_path, other) in itertools.combinations(tensors.items(), 2):
         shown |= {f"{path} and {other_path} {what}": seen for what, seen in _meetings(one, other)}
     return shown
@@ -87,6 +87,7 @@ def decisions_of(decisions: Iterable[tuple[bool, bool]], outputs: Mapping[str, A
         shown[f"decision {number} is true somewhere"], shown[f"decision {number} is true"] = any_is, all_are
     for path, value in outputs.items():
         if _is_looked_at(value):
+            value = readable(value)
             shown[f"zero in {path}"] = bool((value == 0).any())
             shown[f"infinity in {path}"] = value.is_floating_point() and bool(value.isinf().any())
     return shown
@@ -102,7 +103,7 @@ def agreeing(leaves: Mapping[str, Any], generator: torch.Generator) -> dict[str,
     for scores in leaves.values():
         if isinstance(scores, Tensor) and scores.is_floating_point():
             for dim in _class_dims(scores, labels):
-                likely = scores.detach().argmax(dim).to(labels.dtype)
+                likely = readable(scores.detach()).argmax(dim).to(labels.dtype)
                 chosen = torch.rand(labels.shape, generator=generator, device=labels.device) < 0.5
                 return {path: torch.where(chosen & (labels >= 0), likely, labels) for path in whole}
     return {}

@@ -19,6 +19,7 @@ from torch import Tensor
 from pytest_cudaforge.evaluation.absences import skewed
 
 __all__ = [
+    "FLOAT8",
     "INTEGERS",
     "LEAST_EXCHANGED",
     "LOW_PRECISION",
@@ -26,6 +27,7 @@ __all__ = [
     "Structure",
     "looks_normal",
     "ordered_values",
+    "readable",
     "sample_of",
     "structure_of",
     "structures_of",
@@ -53,7 +55,8 @@ _FEWEST_CLASSES, _CLASS_SIZE = 3, 4
 _SLICES, _SLICED_ELEMENTS = 64, 1 << 22
 #: An input of few values is a code: labels, levels, a lattice. Half types and narrower have few values by nature.
 _FEW_VALUES, _MANY_ELEMENTS = 256, 4096
-LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+LOW_PRECISION = (torch.float16, torch.bfloat16, *FLOAT8)
 
 
 def structures_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Structure]:
@@ -118,6 +121,11 @@ def _is_barred(a: Tensor, b: Tensor) -> bool:
     plain = not bool(torch.cat([a, b]).isnan().any() or (torch.cat([a, b]) == math.inf).any())
     mixed = plain and all(bool(some.any()) and not bool(some.all()) for some in shut)
     return mixed and (torch.equal(a, b) or not torch.equal(*shut))
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """As float32 where torch compares and sorts no such numbers: those of eight bits."""
+    return tensor.float() if tensor.dtype in FLOAT8 else tensor
 
 
 def sample_of(tensor: Tensor) -> Tensor:
