@@ -69,7 +69,8 @@ class WorkloadFacts:
 
     ``flops`` are those of products and convolutions, ``convolution_flops`` the latter's part of them. ``writes``:
     ``input/<path>`` and ``state/<path>`` of the tensors that forward changes. ``shared``: paths of outputs that lie in
-    the memory of one before them.
+    the memory of one before them. ``unordered``: an output may be contiguous whatever order of dimensions the
+    reference's has in memory (KernelBench compares values, and its solutions return what ``empty_like`` gives).
     """
 
     name: str
@@ -84,6 +85,7 @@ class WorkloadFacts:
     convolution_flops: int = 0
     writes: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    unordered: bool = False
 
 
 @dataclass(frozen=True)

@@ -590,6 +590,7 @@ def workload_facts(subject: Subject, name: str, leaves: Any, tree: Any, output: 
         output_bytes=sum(t.numel() * t.element_size() for t in outputs.values() if isinstance(t, Tensor)),
         flops=0,
         shared=_shared(outputs),
+        unordered=subject.target.kind == "kernelbench",
     )
 
 

@@ -194,6 +194,24 @@ def test_a_part_of_a_larger_buffer_may_be_returned_without_gaps(
     assert (not compare_structure(_plan(View(2, shape, given)), facts)) is fits
 
 
+@pytest.mark.parametrize(
+    ("strides", "given", "fits"),
+    [
+        ((1, 4), (8, 1), True),  # attention's answers on a GPU
+        ((0, 1), (8, 1), True),
+        ((8, 1), (1, 4), False),  # contiguous, or as the reference's
+        ((1, 16), (16, 1), False),
+    ],
+)
+def test_a_kernelbench_solution_may_return_contiguous_tensors(
+    strides: tuple[int, ...], given: tuple[int, ...], fits: bool
+) -> None:
+    facts = dataclasses.replace(WORKLOAD, outputs=(("out", TensorSpec((4, 8), "float32", strides)),))
+    plan = _plan(View(2, (4, 8), given))
+    assert compare_structure(plan, facts) != ()
+    assert (not compare_structure(plan, dataclasses.replace(facts, unordered=True))) is fits
+
+
 def test_labels_say_what_kind_of_work_a_plan_does() -> None:
     own = Launch("f", (View(2, (4, 8), (8, 1)),))
     product, other = (LibraryCall(f"aten.{name}", (), (), (2,)) for name in ("mm", "softmax"))
