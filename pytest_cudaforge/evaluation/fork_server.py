@@ -75,7 +75,7 @@ _INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 PRELOADS: dict[str, tuple[str, ...]] = {
     "plain": _PLAIN,
     "cuda": (*_PLAIN, *_CUDA),
-    "torch": (*_PLAIN, "torch", _LIBRARY, *_MODULE, *_CUDA),
+    "torch": (*_PLAIN, "torch", _LIBRARY, *_MODULE, _TRITON, *_CUDA),
     "shapes": (*_PLAIN, "torch", _LIBRARY),
     "triton": (*_PLAIN, "triton.compiler", _TRITON),
     "compiler": (*_PLAIN, "torch", *_MODULE),
@@ -114,8 +114,9 @@ def _preload(kind: str) -> None:
         _import_all(_INDUCTOR)
     if kind == "torch" and "torch" in sys.modules:
         operators_at_first(sys.modules["torch"])
-    if kind == "triton" and "triton" in sys.modules:
-        sys.modules[_TRITON].warm_up()
+    if kind in ("triton", "torch") and {"triton", _TRITON} <= sys.modules.keys():
+        with _no_question_to_the_driver():
+            sys.modules[_TRITON].warm_up()
     if kind == "compiler_cpu" and _PROCESSOR in sys.modules:
         # Finding out takes programs, and torch remembers it by process.
         sys.modules[_PROCESSOR].valid_vec_isa_list()
