@@ -180,12 +180,18 @@ def _compiles() -> bool:
 
 
 #: Raise it when what is refused changes: builds of before are then looked at again.
-_RULES = 2
+_RULES = 3
 #: When it is compiled, and which files are there.
 _MACHINE = re.compile(
     r"\b(?P<word>__DATE__|__TIME__|__TIMESTAMP__)\b"
     r"|\b(?P<asked>__has_(?:include(?:_next)?|embed))\b(?:\s*\(\s*(?P<path>[<\"][^>\"\n]*)[>\"])?"
 )
+_WORDS = ("__DATE__", "__TIME__", "__TIMESTAMP__", "__has_include", "__has_include_next", "__has_embed")
+#: What such a word may begin with where a macro pastes it together: the leftmost part stands in the text.
+_BEGINNINGS = frozenset(word[:length] for word in _WORDS for length in range(1, len(word))) - frozenset(_WORDS)
+#: A line that goes on in the next one, and the operator that pastes, each in all its spellings.
+_SPLICE = re.compile(r"(?:\\|\?\?/)[ \t\r\f\v]*\n")
+_PASTE = re.compile(r"##|%:%:|\?\?=\?\?=")
 #: Before a name that a preprocessor may not know at all.
 _IS_THERE = re.compile(r"(?:\bdefined\s*\(?|#\s*ifn?def)\s*\Z")
 
@@ -219,7 +225,10 @@ def check_unit(source: str, unit: Unit) -> None:
 
 def _told_by_machine(source: str) -> str:
     """The first thing that a source, verified in one place and compiled in another, must not ask for, or ""."""
-    text = source.replace("\\\n", "")
+    text = _SPLICE.sub("", source)
+    parts = _BEGINNINGS.intersection(re.findall(r"\b\w+", text)) if _PASTE.search(text) else ()
+    if parts:
+        return f"what it pastes together of {min(parts)}, as it seems"
     for match in _MACHINE.finditer(text):
         if match["word"]:
             return match["word"]

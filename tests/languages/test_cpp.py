@@ -149,6 +149,10 @@ def test_a_source_that_is_no_text_is_refused(source: str) -> None:
         ("#define ASK __has_include\n#if ASK(<cmath>)\n#endif", "__has_include of a computed name"),
         ('#if __has_inc\\\nlude("/etc/passwd")\n#endif', "__has_include of /etc/passwd"),
         ("const char* when = __DATE__;", "__DATE__"),
+        ("const char* when = __DA\\ \nTE__;", "__DATE__"),
+        ("#define P(a, b) a##b\nconst char* when = P(__DA, TE__);", "what it pastes together of __DA"),
+        ("%:define P(a, b) a %:%: b\nconst char* when = P(__, TIME__);", "what it pastes together of __"),
+        ("#define P(a, b) a##b\n#if P(__has, _include)(<omp.h>)\n#endif", "what it pastes together of __has"),
         ("const char* when = __TIME__;", "__TIME__"),
     ],
 )
@@ -162,6 +166,7 @@ def test_a_source_that_asks_for_its_machine_is_refused(text: str, told: str) -> 
         "#ifdef __has_include\n#endif",
         "#if defined(__has_include) && __has_include(<cmath>)\n#include <cmath>\n#endif",
         "int my__DATE__s = 3;",
+        "#define P(a, b) a##b\nint P(my__DA, TE__s) = 3;",
     ],
 )
 def test_a_source_may_ask_for_headers(text: str) -> None:
