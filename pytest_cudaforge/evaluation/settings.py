@@ -414,9 +414,9 @@ def torch_settings(torch: Any, team: bool = True) -> dict[str, object]:
 
 
 def found_settings(torch: Any) -> dict[str, object]:
-    """What no file may change even as it is imported, by name: functions of torch and of Python's clocks, which faults
-    of the process have handlers, who hears of errors, and how malloc goes about it where :func:`keep_freed_memory` was
-    called."""
+    """What no file may change even as it is imported, by name: functions of torch and of Python's clocks, the hooks of
+    all modules, which faults of the process have handlers, who hears of errors, and how malloc goes about it where
+    :func:`keep_freed_memory` was called."""
     return {
         "torch's own functions, or Python's clocks": _functions(torch),
         "the handlers of faults": _fault_handlers(),
@@ -425,6 +425,7 @@ def found_settings(torch: Any) -> dict[str, object]:
         ),
         "rounding or the treatment of denormals, from its import on": _floating_point(),
         "modules of Python's that others import, or its builtins": _modules(),
+        "the hooks that all modules have, from its import on": _hooks(torch),
         "where malloc takes memory from, and when it gives it back (mallopt)": _malloc_parameters(),
     }
 

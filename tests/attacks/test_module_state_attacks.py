@@ -216,6 +216,10 @@ LEFT = {
     ),
     "the network": ("import socket\ntry: socket.socket(socket.AF_INET)\nexcept OSError: pass", "the network"),
     "denormals": ("torch.set_flush_denormal(True)", "denormals, from its import on"),
+    "a hook of all modules": (
+        "nn.modules.module.register_module_forward_pre_hook(lambda module, args: None)",
+        "hooks that all modules have, from its import on",
+    ),
 }
 
 
