@@ -171,6 +171,7 @@ def call_layout(
     frames: int,
     skew_bytes: int = 0,
     aligned_to: int = 0,
+    of_state: bool = True,
     redzones: bool = True,
     paged: bool = False,
     guarded: bool = False,
@@ -179,7 +180,7 @@ def call_layout(
     """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
 
     ``skew_bytes``: how far past its alignment every buffer begins. ``aligned_to``: inputs and state begin at a multiple
-    of so many bytes and of no more (see :func:`skews_of`). ``paged``: large buffers of the last frame, and state, lie
+    of so many bytes and of no more (see :func:`skews_of`), or inputs alone (not ``of_state``). ``paged``: large buffers of the last frame, and state, lie
     in their pages where malloc places torch's. ``guarded``: every buffer ends at a page that nobody may touch, as far
     as its alignment allows, and those of odd frames begin behind one. ``edges``: the regions that lie at the arena's
     start and at its end.
@@ -204,7 +205,8 @@ def call_layout(
         data = _layout_data(edged.nbytes, offsets, sizes, edged.redzones, frames, specs)
         return CallLayout(data, tuple(main), prepare, offsets)
     zone = REDZONE_BYTES if redzones else 0
-    skews = skews_of(specs, aligned_to) if aligned_to else {}
+    moved = {name: spec for name, spec in specs.items() if of_state or not name.startswith("state/")}
+    skews = skews_of(moved, aligned_to) if aligned_to else {}
     last = (f"f{frames - 1}/", "state/")
     large = [name for name, nbytes in sizes.items() if paged and nbytes >= _LARGE_BYTES and name.startswith(last)]
     arena = lay_out(sizes.items(), redzone_bytes=zone, skew_bytes=skew_bytes, skews=skews, paged=large)

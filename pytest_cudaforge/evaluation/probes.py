@@ -386,6 +386,8 @@ class Prober:
             reason = "Triton's kernels are compiled for 16-byte aligned tensors"
             narrow(self.benches, reason, align_bytes=_TRITON_ALIGNMENT)
             return
+        if self._is_promised(strided=True):
+            self._require_any_address(worker)
         known, most = self._guard.align_bytes, self._contract_alignment
         kept: Worker | None = worker
         tried = [align for align in _ALIGNMENTS if known <= align < most]
@@ -399,6 +401,18 @@ class Prober:
             kept = None
         if less and kept is not None:
             self._right_where_aligned(1, 16, kept)
+
+    def _require_any_address(self, worker: Worker) -> None:
+        """A part of a tensor, which is what has strides, begins at any of its elements. Weights are whole. Raises
+        Refusal where it is wrong."""
+        traced = self.product.traced
+        if not any(buffer.role == "input" for buffer in traced.main.buffers):
+            return
+        layout = call_layout(traced, frames=2, aligned_to=1, of_state=False)
+        problem = self._problem(self.product, layout, "misaligned inputs", contract=True, kept=worker, frames=2)
+        if problem:
+            promised = f"the target promises any strides: misaligned inputs: {problem}"
+            raise self.benches.refusal(Status.REJECTED, f"{self.product.workload.name}: {promised}")
 
     def _right_where_aligned(self, align: int, more: int, kept: Worker | None) -> bool:
         """Where it is not, the guard asks for ``more``."""

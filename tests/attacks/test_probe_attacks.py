@@ -58,6 +58,9 @@ class Weighted(nn.Module):
 
     def forward(self, x):
         return (x * self.weight).amax(-1)
+
+@forge_target(inputs=lambda: [torch.randn(20, 64)], init=lambda: [64], strides="any")
+class WeightedAnywhere(Weighted): ...
 """
 PLAN = """
 from pytest_cudaforge.plan import empty, launch
@@ -242,6 +245,22 @@ def test_wider_loads_than_its_tensors_are_aligned_to(judged: Judged, monkeypatch
     monkeypatch.setattr(probes, "_ALIGNMENTS", (1,))
     monkeypatch.setitem(probes._CONTRACT_ALIGNMENT, "cpu", 16)
     assert _guard(judged("largest_drawn", aligned)).align_bytes == 16
+
+
+def test_wider_loads_where_any_part_of_a_tensor_is_promised(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice begins at any element: a guard that asks for alignment would leave what is promised to the reference."""
+    aligned = _candidate("if ((uintptr_t)x % 16) return;")
+    refused = judged("largest_anywhere", aligned)
+    assert refused.status is Status.REJECTED and "any strides: misaligned inputs" in refused.reason
+    assert _guard(judged("largest_anywhere", HONEST)).align_bytes == 1
+    monkeypatch.setattr(probes.Prober, "_require_any_address", lambda *_: None)
+    assert _guard(judged("largest_anywhere", aligned)).align_bytes == 16
+
+
+def test_weights_need_not_lie_anywhere_for_that(judged: Judged) -> None:
+    """They are whole tensors: what asks for their alignment keeps its guard."""
+    aligned = _candidate("if ((uintptr_t)w % 16) return;", weighted=True)
+    assert _guard(judged("WeightedAnywhere", aligned)).align_bytes == 16
 
 
 def test_whole_vectors_that_end_behind_a_tensor(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def _tried(kind: str, needs: int, known: int = 1) -> tuple[list[tuple[int, bool]
     benches: Any = SimpleNamespace(findings=findings)
     kitchen: Any = SimpleNamespace(device=SimpleNamespace(kind=kind))
     product: Any = SimpleNamespace(binaries=())
-    facts: Any = None
+    facts: Any = SimpleNamespace(strides="drawn")
     prober, tried = Prober(benches, product, facts, kitchen, None), list[tuple[int, bool]]()
 
     def problem(aligned_to: int, kept: Any) -> str:
