@@ -39,7 +39,7 @@ _PATTERNS = 4
 _NEW_FRAME = 2
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
-Elsewhere = Literal["", "thread", "training", "inference"]
+Elsewhere = Literal["", "thread", "training", "inference", "images"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Trial:
     but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its turns.
     ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
     ``elsewhere``: a module is called in a "thread" that is new, where gradients are recorded; in such a one,
-    "training", with inputs and parameters that ask for gradients; or under torch's "inference" mode.
+    "training", with inputs and parameters that ask for gradients; or under torch's "inference" mode; a plan on a CPU,
+    where libraries' "images" are closed.
     """
 
     name: str
@@ -180,10 +181,10 @@ def call_layout(
     """Lay out ``frames`` copies of a call's inputs and outputs, and one of state, prepared values and scratch.
 
     ``skew_bytes``: how far past its alignment every buffer begins. ``aligned_to``: inputs and state begin at a multiple
-    of so many bytes and of no more (see :func:`skews_of`), or inputs alone (not ``of_state``). ``paged``: large buffers of the last frame, and state, lie
-    in their pages where malloc places torch's. ``guarded``: every buffer ends at a page that nobody may touch, as far
-    as its alignment allows, and those of odd frames begin behind one. ``edges``: the regions that lie at the arena's
-    start and at its end.
+    of so many bytes and of no more (see :func:`skews_of`), or inputs alone (not ``of_state``). ``paged``: large buffers
+    of the last frame, and state, lie in their pages where malloc places torch's. ``guarded``: every buffer ends at a
+    page that nobody may touch, as far as its alignment allows, and those of odd frames begin behind one. ``edges``: the
+    regions that lie at the arena's start and at its end.
     """
     sizes: dict[str, int] = {}
     specs: dict[str, TensorSpec] = {}

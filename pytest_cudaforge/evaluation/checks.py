@@ -23,6 +23,7 @@ from pytest_cudaforge.evaluation.runs import AGED_CALLS, Run
 from pytest_cudaforge.evaluation.settings import DRAWN
 from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.languages.binary import block_sizes
+from pytest_cudaforge.plan import LibraryCall
 from pytest_cudaforge.records import CaseResult, Status, Target
 from pytest_cudaforge.runtime.gradients import is_backward
 
@@ -481,6 +482,25 @@ def sealed(bout: Bout) -> None:
     bout.require(trial, lambda *_: case)
 
 
+def images(bout: Bout) -> None:
+    """Once more where nobody can read libraries' headers and symbol tables, or ask the kernel's page for the time: by
+    these native code finds what it may not import."""
+    plan = bout.product.traced.main
+    if any(isinstance(step, LibraryCall) for step in plan.steps):
+        return  # torch's libraries are bound as they are used
+    trial = bout.trial("closed images", bout.new_values(), elsewhere="images")
+    try:
+        case = bout.run.case(bout.name, trial, contract=True)
+    except WorkerCrash as error:
+        reason = (
+            f"a call looks for other code in memory (libraries' headers and symbol tables), or for the time: {error}"
+        )
+        raise bout.benches.broken(bout.product, trial, Status.REJECTED, ForgeError(reason)) from error
+    except (LaunchFailure, WorkerFailure) as error:
+        raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+    bout.require(trial, lambda *_: case)
+
+
 def guarded(bout: Bout) -> None:
     """Once more with every buffer's end, then with its start, at a page that cannot be touched: a kernel that reads out
     of bounds and does nothing with it shows in no output."""
@@ -556,6 +576,7 @@ CHECKS = (
     Check("ordinary", ordinary, mutating=True),
     Check("aged", aged, of="plan", mutating=True),
     Check("sealed", sealed, mutating=True),
+    Check("images", images, of="plan", on="cpu", mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),
     Check("edges", edges, on="cuda", mutating=True),
     Check("in training", training, of="module", mutating=True, own_code=True),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_cudaforge import languages, plan
 from pytest_cudaforge.errors import DeviceError, ForgeError, LaunchFailure, WorkerProtocol
-from pytest_cudaforge.evaluation import ageing
+from pytest_cudaforge.evaluation import ageing, images
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, driver_of
 from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
@@ -158,12 +158,14 @@ class Worker:
         elsewhere: str = "",
     ) -> LaunchPlan | None:
         """Run the main or the prepare plan once and synchronise the device. ``room``: while all of a GPU but
-        one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``). ``late`` and
-        ``elsewhere``: of a module; a plan's launches follow whatever is in their stream, and have one caller.
+        one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``).
+        ``elsewhere``: a CPU's kernels where libraries' "images" are closed (see ``images``), or of a module, as
+        ``late`` is; a plan's launches follow whatever is in their stream, and have one caller.
 
         Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
         """
         asked = {"which": which, "bindings": [list(b) for b in bindings], "room": room, "at_work": at_work}
+        asked["closed"] = elsewhere == "images"
         self._ask(_RUN, asked, f"running {which}", timeout_s)
         return None
 
@@ -467,7 +469,10 @@ class _Service:
             else:
                 if self._device != "cpu":
                     self._crowded().soil()
-                if self._limit:
+                if asked["closed"]:
+                    with images.closed():
+                        bound.run()
+                elif self._limit:
                     _run_limited(bound.run, self._limit)
                 else:
                     bound.run()

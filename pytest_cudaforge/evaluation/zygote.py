@@ -117,7 +117,12 @@ def _start_process(kind: str, theirs: socket.socket, stderr: int, settings: Sand
     with theirs:
         return subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _PROGRAM, root, str(theirs.fileno()), kind],
-            env={**sandbox.child_environment(os.environ, settings.defences), **dict(settings.environment)},
+            env={
+                **sandbox.child_environment(os.environ, settings.defences),
+                **dict(settings.environment),
+                # Everything is bound at once where native code runs: see ``images``.
+                **({"LD_BIND_NOW": "1"} if kind == "plain" else {}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
