@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class Domain:
         self._rarities = Rarities(subject)
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int | None] = {}
+        #: The family that the reference is being tried on.
+        self.trying = ""
 
     def structures(self, workload: str, *, widen: bool = True) -> dict[str, Structure]:
         """By input path: which redraws keep the input's meaning. Found from two draws, once.
@@ -119,8 +121,11 @@ class Domain:
     def _takes_all(self, workload: str, structures: Mapping[str, Structure]) -> bool:
         return all(self._takes(workload, family, structures) for family in _DOMAIN_FAMILIES)
 
-    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
-        """The redraws of this workload, those that show most first, at most ``most``.
+    def families(
+        self, workload: str, most: int | None = None, *, without: Collection[str] = (), rare: bool = True
+    ) -> tuple[str, ...]:
+        """The redraws of this workload, those that show most first, at most ``most``; none of those ``without``, and
+        of ``rare`` values where they are asked for.
 
         A family stays out where the reference raises on it, or overflows where it does not as drawn: nothing is
         promised there, and a kernel that does better would be called wrong.
@@ -128,6 +133,7 @@ class Domain:
         if self.subject.options.distributions == "drawn":
             return ()
         structures, known = self.structures(workload), self._families.setdefault(workload, {})
+        known |= dict.fromkeys(without, False)
         taken: list[str] = []
         for family in families_of(structures.values()):
             if family in _BY_TYPE and family not in known and self._has_halves(workload) is not _BY_TYPE[family]:
@@ -145,11 +151,11 @@ class Domain:
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
                 special |= {"stretches": self._takes_shut, "ordered": self._takes_ordered}
                 takes = special.get(family, self._takes)
-                known[family] = self._agrees(functools.partial(takes, workload, family, structures))
+                known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
         if most is None:
             taken += self._halves(workload, known, structures)
-            taken += self._rare(workload, known)
+            taken += self._rare(workload, known) if rare else []
         return tuple(taken)
 
     def _halves(self, workload: str, known: dict[str, bool], structures: Mapping[str, Structure]) -> list[str]:
@@ -159,7 +165,7 @@ class Domain:
             return [name for name in names if known.get(name)]
         until = time.monotonic() + _HALVES_S
         for name in names if "round" in self._operators(workload) else ():
-            known[name] = self._agrees(functools.partial(self._takes_halves, workload, name, structures))
+            known[name] = self._tried(name, functools.partial(self._takes_halves, workload, name, structures))
             if known[name]:
                 return [name]
             if time.monotonic() > until:
@@ -186,6 +192,15 @@ class Domain:
     def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         return bool(ORDERING & self._operators(workload)) and self._takes(workload, family, structures)
 
+    def _tried(self, family: str, takes: Callable[[], bool]) -> bool:
+        """A GPU tells of a fault when somebody waits for it: before the next family is tried."""
+        self.trying = family
+        found = self._agrees(takes)
+        if self.subject.device.type == "cuda":
+            torch.cuda.synchronize(self.subject.device)
+        self.trying = ""
+        return found
+
     def _agrees(self, takes: Callable[[], bool]) -> bool:
         """Not where the reference refuses such values, or fp64 (own kernels inside, checks of a dtype), and not where
         there is no memory to see what it makes of them."""
@@ -208,7 +223,8 @@ class Domain:
         found = self._rarities.families(workload)
         for family in found:
             if family not in known:
-                known[family] = self._rarities.takes(workload, family, self._nonfinite_as_drawn(workload))
+                usual = self._nonfinite_as_drawn(workload)
+                known[family] = self._tried(family, functools.partial(self._rarities.takes, workload, family, usual))
         return [family for family in found if known[family]]
 
     def shortcuts(self, workload: str) -> tuple[str, ...]:

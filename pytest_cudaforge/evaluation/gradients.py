@@ -8,10 +8,11 @@ backward by the same code: fp64 oracle and tolerance rule, secret values, poison
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -228,13 +229,16 @@ class GradientDomain(Domain):
                 found[path] = "drawn"
         return found
 
-    def families(self, workload: str, most: int | None = None) -> tuple[str, ...]:
+    def families(
+        self, workload: str, most: int | None = None, *, without: Collection[str] = (), rare: bool = True
+    ) -> tuple[str, ...]:
         found: list[str] = []
         smooth = self._smooth(workload)
-        taken = [*(known for known in super().families(workload) if known not in smooth), *smooth]
+        forward = super().families(workload, without=without, rare=rare)
+        taken = [*(known for known in forward if known not in smooth), *smooth]
         # What nothing else shows comes first; integers that hardly ever are drawn, beside all that, at last.
-        rare = [known for known in taken if known in OF_RARITIES]
-        others = sorted((k for k in taken if k not in rare), key=lambda family: family not in ("ties", *_SMOOTH))
+        seldom = [known for known in taken if known in OF_RARITIES]
+        others = sorted((k for k in taken if k not in seldom), key=lambda family: family not in ("ties", *_SMOOTH))
         for known in others:
             if most is not None and len(found) >= most:
                 break
@@ -244,10 +248,11 @@ class GradientDomain(Domain):
                 family != known and not self._takes(workload, family, self.structures(workload))
             ):
                 continue
-            if self._keeps_digits(workload, family):
+            if self._tried(family, functools.partial(self._keeps_digits, workload, family)):
                 found.append(family)
         if most is None or most > BIG_CALL_FAMILIES:
-            found += [family for family in rare if self._keeps_digits(workload, family)]
+            keeps = functools.partial(self._keeps_digits, workload)
+            found += [family for family in seldom if self._tried(family, functools.partial(keeps, family))]
         return tuple(found)
 
     def _smooth(self, workload: str) -> tuple[str, ...]:

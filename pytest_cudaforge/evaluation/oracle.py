@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -33,6 +33,7 @@ from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.records import LintFinding, Mismatch, Target, TargetFacts, WorkloadFacts, from_json, to_json
 
 __all__ = [
+    "FATAL_FAMILY",
     "FATAL_VARIANT",
     "FOLLOWS_STATE",
     "NO_ROOM",
@@ -67,6 +68,8 @@ FOLLOWS_STATE = "outputs follow state"
 NO_ROOM = "the device has too little memory"
 #: How an error begins that says on which kind of variant the device failed; so many kinds are left out, at most.
 FATAL_VARIANT, _MOST_FATAL = "the reference makes the device fail, as a call that is ", 6
+#: What precedes the name of a redraw on which the reference made the device fail.
+FATAL_FAMILY = "the reference makes the device fail on values that are "
 #: How the names of variants begin that have other strides, as in ``variants``, which needs torch.
 STRIDED = "strided"
 
@@ -116,6 +119,26 @@ class ExportedArena:
             os.close(self.fd)
 
 
+@dataclass
+class _Deadly:
+    """Redraws of a workload that took the reference's process down: nobody asks for them again, or a process would end
+    in the middle of a verdict, with all that it holds. ``rare``: it did not say which, and those of rare values went
+    first; ``all``: then the others."""
+
+    families: list[str] = field(default_factory=list)
+    rare: bool = False
+    all: bool = False
+
+    def learn(self, what: str) -> None:
+        family = what.removeprefix(FATAL_FAMILY)
+        if family != what and family not in self.families and len(self.families) < _MOST_FATAL:
+            self.families.append(family)
+        elif not self.rare:
+            self.rare = True
+        else:
+            self.all = True
+
+
 class OracleClient:
     """Starts the oracle on first use. Thread-safe; requests are served one after another.
 
@@ -147,6 +170,9 @@ class OracleClient:
         self._ended = False
         self._hello: dict[str, Any] = {}
         self._variants: dict[tuple[str, ...], tuple[tuple[str, WorkloadFacts], ...]] = {}
+        self._deadly: dict[tuple[str, ...], _Deadly] = {}
+        #: Which target's and workload's each bench is.
+        self._benches: dict[int, tuple[str, ...]] = {}
 
     # -- the process
 
@@ -356,13 +382,16 @@ class OracleClient:
     def families(self, target: Target, workload: str, most: int | None = None) -> tuple[str, ...]:
         """Redraws that this workload's reference takes, at most ``most``, those first that show most."""
         self.structures(target, workload)
-        try:
-            return tuple(self.request("families", target=to_json(target), workload=workload, most=most))
-        except (TargetError, OracleError) as error:
-            self._require_ended(error)
-            # One of them took the process down, and the next one would: only what the target draws is left.
-            self.structures(target, workload)
-            return ()
+        deadly = self._deadly.setdefault((target.key, workload), _Deadly())
+        while not deadly.all:
+            args: dict[str, Any] = {"target": to_json(target), "workload": workload, "most": most}
+            try:
+                return tuple(self.request("families", **args, fatal=list(deadly.families), rare=not deadly.rare))
+            except (TargetError, OracleError) as error:
+                self._require_ended(error)
+                deadly.learn(error.what)
+                self.structures(target, workload)
+        return ()
 
     def shortcuts(self, target: Target, workload: str) -> tuple[str, ...]:
         """Redraws that leave an operation nothing to do, and that this workload's reference takes."""
@@ -418,11 +447,18 @@ class OracleClient:
         data, descriptor = self._request("bench", None, args)
         if descriptor is None:
             raise OracleError("the oracle sent no descriptor for its arena")
+        self._benches[data["bench"]] = (target.key, workload)
         return data["bench"], ExportedArena(descriptor, data["nbytes"])
 
     def fill(self, bench: int, frame: int, case: TrialCase, poison: int) -> None:
         """Write the case's inputs and weights, and poison everything else."""
-        self.request("fill", bench=bench, frame=frame, case=to_json(case), poison=poison)
+        try:
+            self.request("fill", bench=bench, frame=frame, case=to_json(case), poison=poison)
+        except (TargetError, OracleError):
+            if self.pid is None and case.family != "drawn" and bench in self._benches:
+                # Some of its values ended the process, though not those that it was tried on.
+                self._deadly.setdefault(self._benches[bench], _Deadly()).families.append(case.family)
+            raise
 
     def fill_all(
         self,
@@ -511,6 +547,7 @@ class OracleClient:
 
     def close_bench(self, bench: int) -> None:
         """Give the arena back; nothing where the child that held it is gone."""
+        self._benches.pop(bench, None)
         if self._process is not None:
             self.request("close", bench=bench)
 

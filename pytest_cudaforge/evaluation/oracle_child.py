@@ -36,7 +36,7 @@ from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.importing import options_asked
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
-from pytest_cudaforge.evaluation.oracle import FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM
+from pytest_cudaforge.evaluation.oracle import FATAL_FAMILY, FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.room import share_bytes, within
 from pytest_cudaforge.evaluation.rotation import Rotation
@@ -191,8 +191,17 @@ class _Oracle:
     def do_structures(self, target: Any, workload: str, widen: bool = True) -> Any:
         return self.of_workload(target, workload).domain.structures(workload, widen=widen)
 
-    def do_families(self, target: Any, workload: str, most: int | None) -> Any:
-        return list(self.of_workload(target, workload).domain.families(workload, most))
+    def do_families(
+        self, target: Any, workload: str, most: int | None, fatal: Sequence[str] = (), rare: bool = True
+    ) -> Any:
+        """None of those that were ``fatal``; ``rare``: those of rare values, too."""
+        domain = self.of_workload(target, workload).domain
+        try:
+            return list(domain.families(workload, most, without=fatal, rare=rare))
+        except Exception as error:
+            if not is_fatal(error) or not domain.trying:
+                raise
+            raise OracleError(f"{FATAL_FAMILY}{domain.trying}") from error
 
     def do_shortcuts(self, target: Any, workload: str) -> Any:
         return list(self.of_workload(target, workload).domain.shortcuts(workload))

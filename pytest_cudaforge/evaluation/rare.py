@@ -47,6 +47,8 @@ _MOST_NUMBERS, _MOST_IN_ALL, _MOST_REPEATS = 1 << 16, 1 << 21, 64
 _MOST_NAMED = 32
 #: And what is near to so many sizes.
 _MOST_SIZES = 4
+#: So many times the usual distance of two numbers that were drawn is a gap.
+_GAP = 16
 #: What most draws show anyway is not rare.
 _USUAL = 0.5
 #: Operators that leave undefined which of two values stays where both are written to one place.
@@ -193,13 +195,24 @@ def rarities_of(
 def _known(
     flat: Tensor, named: Sequence[int], lowest: Tensor, highest: Tensor
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Those of the numbers ``named`` that few draws have, each with places where less stood as well as more."""
+    """Those of the numbers ``named`` that few draws have, each with places where less stood as well as more; none in a
+    gap of what is drawn: between what is ignored (-100) and the first class there is nothing."""
     found = []
-    for number in named:
+    values = torch.unique(flat)
+    for number in (one for one in named if not _in_gap(one, values)):
         places = ((lowest < number) & (highest > number)).nonzero().flatten()
         if len(places) and float((flat == number).any(1).double().mean()) < _USUAL:
             found.append((number, tuple(places[:: -(-len(places) // _MOST_REPEATS)].tolist())))
     return tuple(found)
+
+
+def _in_gap(number: int, values: Tensor) -> bool:
+    """``values``: all that were drawn, in order."""
+    at = int(torch.searchsorted(values, number))
+    if at in (0, len(values)):
+        return True
+    steps = values.diff()
+    return bool(values[at] != number) and int(steps[at - 1]) > _GAP * int(steps.median())
 
 
 def _ends(flat: Tensor) -> tuple[tuple[int, int], tuple[int, int], bool]:

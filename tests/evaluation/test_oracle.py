@@ -159,6 +159,39 @@ def test_what_goes_wrong_while_redraws_are_found_is_told_and_none_is_left_out(
         oracle.families(target, "default")
 
 
+_ENDING = """
+import os
+import torch
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: [torch.randn(8, 3000), torch.randint(0, 3000, (8, 64))])
+def gathered(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    if int(places.sum()) > 2000 * places.numel():
+        ENDS
+    return x.gather(1, places)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "gone"),
+    [
+        # As a GPU's assertion does: what says so is the last answer of its process.
+        ('raise RuntimeError("CUDA error: device-side assert triggered")', {"highest"}),
+        ("os._exit(3)", {"highest", "lowest", "ends"}),
+    ],
+)
+def test_redraws_on_which_a_reference_ends_its_process_are_asked_for_once(
+    oracle: OracleClient, tmp_path: Path, ends: str, gone: set[str]
+) -> None:
+    """A later question in the same verdict must not end the process that holds its benches; the others remain."""
+    (tmp_path / "ending.py").write_text(_ENDING.replace("ENDS", ends))
+    (target,) = discover([tmp_path / "ending.py"], tmp_path).targets
+    found = oracle.families(target, "default")
+    generation = oracle.generation
+    assert {"large", "faint"} <= set(found) and not gone & set(found)
+    assert oracle.families(target, "default") == found and oracle.generation == generation
+
+
 def test_a_killed_oracle_is_an_oracle_error_and_starts_anew(oracle: OracleClient) -> None:
     oracle.request("hello")
     assert oracle.pid is not None

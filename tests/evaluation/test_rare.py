@@ -97,6 +97,18 @@ def test_what_the_target_names_stands_where_less_stood_and_more() -> None:
     assert int(found[:, 0].max()) < 100 and {500, 700} & set(found[:, 1].tolist())
 
 
+def test_nothing_is_put_where_nothing_was_ever_near() -> None:
+    """Labels, and what a loss ignores: -1 (a dimension, in its code) is none of them, and ends a GPU's context."""
+
+    def make(generator: torch.Generator) -> Mapping[str, object]:
+        labels = torch.randint(0, 8192, (64,), generator=generator)
+        ignored = torch.rand(64, generator=generator) < 0.1
+        return {"1": labels.masked_fill(ignored, -100)}
+
+    rare = rarities_of(_draws(make), {-1, 4096, -100})
+    assert rare is not None and [number for number, _ in rare.named] == [4096]
+
+
 def test_a_target_names_what_its_code_and_its_modules_hold() -> None:
     function = make_namespace("def function(x):\n    return x.where(x != 1234, LIMIT)\n")["function"]
     assert {1234, 77} <= named_integers(None, function)
