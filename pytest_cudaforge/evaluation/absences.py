@@ -28,16 +28,21 @@ def _shut(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return _with_rows(drawn, False if drawn.dtype == torch.bool else -math.inf, generator)
 
 
-def _stretched(drawn: Tensor, generator: torch.Generator) -> Tensor:
+def _fronted(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """With rows that begin with such a stretch, as what is padded on its left does."""
+    return _stretched(drawn, generator, front=True)
+
+
+def _stretched(drawn: Tensor, generator: torch.Generator, *, front: bool = False) -> Tensor:
     """With rows of which a stretch is -inf throughout, or False (of some True), as what is padded, or far away, is;
-    something is left of each that had something."""
+    something is left of each that had something. ``front``: from the first element on."""
     if drawn.dim() < 2 or drawn.shape[-1] < _FEWEST_STRETCHED:
         return drawn
     size, device = drawn.shape[-1], drawn.device
     begins, lengths, chances = (
         torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) for _ in range(3)
     )
-    begins, lengths = (begins * size / 2 + 1).floor(), (size * (1 + lengths) / 4).floor()
+    begins, lengths = (begins * size / 2 + 1).floor() * (not front), (size * (1 + lengths) / 4).floor()
     places = torch.arange(size, device=device)
     within = (places >= begins) & (places < begins + lengths) & (chances < _STRETCHED)
     if drawn.dtype != torch.bool:
@@ -118,6 +123,8 @@ LACKING: Mapping[tuple[str, str], Callable[[Tensor, torch.Generator], Tensor]] =
     ("mask", "shut"): _shut,
     ("barred", "stretches"): _stretched,
     ("mask", "stretches"): _stretched,
+    ("barred", "fronts"): _fronted,
+    ("mask", "fronts"): _fronted,
     ("mask", "open"): _open,
     ("barred", "open"): _open,
     ("pattern", "open"): _open,  # whoever always gives the same may never shut a row

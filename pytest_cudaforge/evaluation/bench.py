@@ -166,12 +166,42 @@ def region_view(bytes_: Tensor, offset: int, spec: TensorSpec) -> Tensor:
     return flat.as_strided(spec.shape, spec.strides)
 
 
-def _once(tensor: Tensor, spec: TensorSpec | None = None) -> Tensor:
-    """Its elements but for those that memory has once and a stride of zero repeats (``spec``: another tensor's)."""
-    for dim, stride in enumerate(tensor.stride() if spec is None else spec.strides):
+def _once(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+    """Its elements but for those that memory has once and a stride of zero repeats (``strides``: another tensor's)."""
+    for dim, stride in enumerate(tensor.stride() if strides is None else strides):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def _repeated(leaves: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """``leaves``, and what ``drawn`` has in memory once for several elements (a stride of zero, windows that slide) is
+    one value in them, too."""
+    found = dict(leaves)
+    for path, leaf in leaves.items():
+        like = drawn.get(path)
+        if leaf is not like and isinstance(leaf, Tensor) and isinstance(like, Tensor) and leaf.shape == like.shape:
+            found[path] = _in_memory_of(leaf, like) if _has_less_memory(like) else leaf
+    return found
+
+
+def _has_less_memory(tensor: Tensor) -> bool:
+    """Do elements share it, as far as its size, or a stride of zero, says so?"""
+    expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() > 1 and (expanded or _extent(tensor) < tensor.numel())
+
+
+def _extent(tensor: Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _in_memory_of(value: Tensor, like: Tensor) -> Tensor:
+    """``value`` as memory that is laid out as ``like``'s can hold it: where elements share it, one of theirs."""
+    places = torch.arange(_extent(like), device=value.device).as_strided(like.shape, like.stride())
+    memory = value.new_zeros(_extent(like))
+    memory[places.flatten()] = value.flatten()
+    return memory.as_strided(like.shape, like.stride())
 
 
 def _put(place: Tensor, value: Tensor, spec: TensorSpec) -> None:
@@ -180,7 +210,7 @@ def _put(place: Tensor, value: Tensor, spec: TensorSpec) -> None:
         length = (spec.extent_bytes // spec.itemsize_bytes,)
         place.as_strided(length, (1,)).copy_(value.as_strided(length, (1,)))
     else:
-        _once(place).copy_(_once(value, spec))
+        _once(place).copy_(_once(value, spec.strides))
 
 
 #: Where the reference writes to an input, a parameter or a buffer, that is a part of the answer.
@@ -361,7 +391,8 @@ class Bench:
             target.case = replace(target.case, seed=seed, family="drawn")
             target.inputs, target.tree = self._draw(target.case)
         else:
-            target.inputs = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
+            touched = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
+            target.inputs = _repeated(touched, target.inputs)
             target.case = replace(target.case, seed=seed, family="touched")
         self._write_inputs(frame)
         self._synchronise()
@@ -390,7 +421,7 @@ class Bench:
                 return exchanged_mask(leaf, generator)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 
-        target.inputs = {path: changed(path, leaf) for path, leaf in target.inputs.items()}
+        target.inputs = _repeated({path: changed(path, leaf) for path, leaf in target.inputs.items()}, target.inputs)
         case = replace(target.case, seed=seed, family="exchanged")
         if weighted and moved:
             case = replace(case, moved=(*case.moved, (moved, seed)))  # whatever changed places before
@@ -441,7 +472,8 @@ class Bench:
         case = replace(target.case, seed=seed, family="exchanged" if free and not (renewed and small) else "drawn")
         if case.family == "exchanged":
             generator = torch.Generator().manual_seed(seed)
-            inputs = {path: exchanged(leaf, generator) if path in free else leaf for path, leaf in inputs.items()}
+            others = {path: exchanged(leaf, generator) if path in free else leaf for path, leaf in inputs.items()}
+            inputs = _repeated(others, inputs)
         elif small:
             inputs, tree = self._draw(case)
         self._set_subject(case)
@@ -466,7 +498,7 @@ class Bench:
         offset, spec = self.regions[region][0], self.specs[region]
         before = self.bytes[offset : offset + spec.extent_bytes]
         after = before.clone()
-        region_view(after, 0, spec).copy_(value)
+        _put(region_view(after, 0, spec), value, spec)
         if whole:
             before = after.bitwise_not()
         differing = (before != after).nonzero().flatten().cpu()
@@ -614,8 +646,9 @@ class Bench:
         args, kwargs = self.subject.draw(self.workload, case.seed)
         args, kwargs = apply_variant(self.variant, args, kwargs)
         leaves, tree = flatten_call(args, kwargs)
+        drawn = dict(leaves)
         self.subject.domain.redraw(self.workload, leaves, case.family, case.seed)
-        return leaves, tree
+        return _repeated(leaves, drawn), tree
 
     def _write(self, region: str, value: Any) -> None:
         if region in self.regions and isinstance(value, Tensor):

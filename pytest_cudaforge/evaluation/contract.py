@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pytest_cudaforge.evaluation.cases import tree_leaves
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View, overlap
 from pytest_cudaforge.records import Mismatch, Status, Work, WorkloadFacts
+from pytest_cudaforge.runtime.gradients import is_backward
 
 __all__ = [
     "OVERLAPS",
@@ -95,16 +96,21 @@ _MIXED_SHARE = 0.10
 OVERLAPS = "shares memory with {}; the reference's lie apart"
 
 
+_Order = Literal["as it is", "as it is, or whole", "any"]
+
+
 def compare_structure(plan: LaunchPlan, workload: WorkloadFacts) -> tuple[Mismatch, ...]:
-    """Count, nesting, shape, dtype and stride class of the plan's outputs against the reference's."""
+    """Count, nesting, shape, dtype and stride class of the plan's outputs against the reference's. Gradients may lie in
+    any order: the reference's follows from that of the gradients that it is given."""
     found = dict(tree_leaves(plan.outputs, "out"))
     expected = dict(workload.outputs)
     if list(found) != list(expected):
         detail = f"the plan returns {_names(found)}, the reference returns {_names(expected)}"
         return (Mismatch("out", "count", detail),)
     mismatches = [Mismatch(*wrong) for wrong in _other_containers(plan.outputs, workload.output_tree, "out")]
+    order: _Order = "any" if is_backward(workload.name) else "as it is, or whole" if workload.unordered else "as it is"
     for path, want in expected.items():
-        mismatch = _compare_leaf(path, found[path], want, plan, workload.unordered)
+        mismatch = _compare_leaf(path, found[path], want, plan, order)
         if mismatch is not None:
             mismatches.append(mismatch)
     return (*mismatches, *_overlapping(found, workload.shared))
@@ -137,7 +143,7 @@ def _names(leaves: dict[str, Any]) -> str:
     return ", ".join(leaves) or "nothing"
 
 
-def _compare_leaf(path: str, got: Any, want: Any, plan: LaunchPlan, unordered: bool) -> Mismatch | None:
+def _compare_leaf(path: str, got: Any, want: Any, plan: LaunchPlan, order: _Order) -> Mismatch | None:
     if not isinstance(want, TensorSpec):
         same = type(got) is type(want) and (got == want or (got != got and want != want))
         return None if same else Mismatch(path, "structure", f"is {got!r}, the reference returns {want!r}")
@@ -148,7 +154,8 @@ def _compare_leaf(path: str, got: Any, want: Any, plan: LaunchPlan, unordered: b
     dtype = plan.buffers[got.buffer].spec.dtype
     if dtype != want.dtype:
         return Mismatch(path, "dtype", f"dtype {dtype}, expected {want.dtype}")
-    if not (_lies_alike(got, want) or (unordered and _stride_class(got.shape, got.strides) == _whole(got.shape))):
+    whole = order != "as it is" and _stride_class(got.shape, got.strides) == _whole(got.shape)
+    if order != "any" and not whole and not _lies_alike(got, want):
         detail = f"strides {got.strides}, expected {want.strides}: {_recipe(want)}"
         return Mismatch(path, "structure", detail)
     return None

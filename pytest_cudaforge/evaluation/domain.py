@@ -149,7 +149,7 @@ class Domain:
             if family not in known:
                 special = {"edges": self._takes_edges, "ties": self._takes_ties}
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
-                special |= {"stretches": self._takes_shut, "ordered": self._takes_ordered}
+                special |= {"stretches": self._takes_shut, "fronts": self._takes_shut, "ordered": self._takes_ordered}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []

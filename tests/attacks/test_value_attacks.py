@@ -249,6 +249,8 @@ for (long long r = 0; r < rows; ++r) {
   }
 }
 """
+#: As well, but for NaN, which stays.
+_FROM_THE_FIRST = _SO_FAR.replace("std::fmax(own", "std::max(own")
 _SQUARED = """
 for (long long i = 0; i < rows * cols; ++i) {
   const float v = (float)x[i] * (float)x[i];
@@ -504,6 +506,14 @@ ATTACKS = {
         "carry == -INFINITY && top == -INFINITY",
         "top == -INFINITY",
         "stretches",
+    ),
+    "subtract -inf from itself where a row begins": (
+        "so_far",
+        _FROM_THE_FIRST,
+        "NOTHING",
+        "top == -INFINITY && (at > 0 || *std::max_element(x + r * cols, x + r * cols + cols) == -INFINITY)",
+        "top == -INFINITY",
+        "fronts",
     ),
     "count one more block where none is begun": ("divided", _DIVIDED, "MORE", "1", "x[i] % t[i] != 0", "occasions"),
     "take the label for one of the others": ("margin", _MARGIN, "OTHERS", "true", "c != t[r]", "agreeing"),

@@ -11,6 +11,7 @@ from pytest_cudaforge.evaluation.cases import call_layout, contract_trials, outp
 from pytest_cudaforge.evaluation.contract import compare_structure, label_of, status_of
 from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View, overlap
 from pytest_cudaforge.records import Mismatch, Status, WorkloadFacts
+from pytest_cudaforge.runtime.gradients import backward_workload
 
 FAMILIES = ("shifted", "large", "integer", "sparse", "normal", "uniform")
 SPEC = TensorSpec((4, 8), "float32", (8, 1))
@@ -210,6 +211,13 @@ def test_a_kernelbench_solution_may_return_contiguous_tensors(
     plan = _plan(View(2, (4, 8), given))
     assert compare_structure(plan, facts) != ()
     assert (not compare_structure(plan, dataclasses.replace(facts, unordered=True))) is fits
+
+
+def test_gradients_may_lie_in_any_order() -> None:
+    outputs = (("out", TensorSpec((4, 8), "float32", (1, 4))),)
+    facts = dataclasses.replace(WORKLOAD, name=backward_workload("default"), outputs=outputs)
+    assert compare_structure(_plan(View(2, (4, 8), (8, 1))), facts) == ()
+    assert [m.kind for m in compare_structure(_plan(View(2, (8, 4), (4, 1))), facts)] == ["shape"]
 
 
 def test_labels_say_what_kind_of_work_a_plan_does() -> None:
