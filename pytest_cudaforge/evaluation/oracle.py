@@ -123,11 +123,13 @@ class ExportedArena:
 class _Deadly:
     """Redraws of a workload that took the reference's process down: nobody asks for them again, or a process would end
     in the middle of a verdict, with all that it holds. ``rare``: it did not say which, and those of rare values went
-    first; ``all``: then the others."""
+    first; ``all``: then the others. ``shortcuts``, and sizes ``near`` to a number, are asked for on their own."""
 
     families: list[str] = field(default_factory=list)
     rare: bool = False
     all: bool = False
+    shortcuts: bool = False
+    near: bool = False
 
     def learn(self, what: str) -> None:
         family = what.removeprefix(FATAL_FAMILY)
@@ -396,11 +398,15 @@ class OracleClient:
     def shortcuts(self, target: Target, workload: str) -> tuple[str, ...]:
         """Redraws that leave an operation nothing to do, and that this workload's reference takes."""
         self.structures(target, workload)
+        deadly = self._deadly.setdefault((target.key, workload), _Deadly())
+        if deadly.shortcuts:
+            return ()
         try:
             return tuple(self.request("shortcuts", target=to_json(target), workload=workload))
         except (TargetError, OracleError) as error:
             self._require_ended(error)
-            self.structures(target, workload)  # as in families
+            deadly.shortcuts = True
+            self.structures(target, workload)
             return ()
 
     def _require_ended(self, error: ForgeError) -> None:
@@ -421,9 +427,15 @@ class OracleClient:
         self, target: Target, workload: str, marks: Sequence[int]
     ) -> tuple[tuple[str, WorkloadFacts], ...]:
         """Some probes with sizes next to numbers that a candidate names; drawn anew each time."""
-        if not marks:
+        deadly = self._deadly.setdefault((target.key, workload), _Deadly())
+        if not marks or deadly.near:
             return ()
-        found = self.request("landmarks", target=to_json(target), workload=workload, marks=list(marks))
+        try:
+            found = self.request("landmarks", target=to_json(target), workload=workload, marks=list(marks))
+        except (TargetError, OracleError) as error:
+            self._require_ended(error)
+            deadly.near = True
+            return ()
         return tuple((name, from_json(WorkloadFacts, facts)) for name, facts in found)
 
     def _tried_variants(self, args: Mapping[str, Any]) -> Any:

@@ -19,6 +19,7 @@ import io
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -140,13 +141,16 @@ def compute_capability(arch: str) -> int:
 
 
 def warm_up() -> None:
-    """Let the process that forks builders know what every compile asks first: a digest of Triton's files, ptxas."""
-    from triton import knobs
-    from triton.runtime import cache
+    """Let the process that forks builders, or workers, know what every compile asks first: a digest of Triton's files,
+    and ptxas. Nothing of a Triton that has no such names (3.4 to 3.6 have), or finds no file of its own: each child
+    asks for itself then, and is told what is wrong."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        from triton.runtime import cache
 
-    with contextlib.suppress(AttributeError):  # its name in 3.4 to 3.6; without it each builder reads the files itself
         cache.triton_key()
-    with contextlib.suppress(RuntimeError, AttributeError):
+    with contextlib.suppress(ImportError, AttributeError, OSError, RuntimeError, subprocess.SubprocessError):
+        from triton import knobs
+
         _ = knobs.nvidia.ptxas
 
 
