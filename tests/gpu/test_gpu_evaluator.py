@@ -44,6 +44,23 @@ def gelu16(x):
 class Project(nn.Linear):
     def forward(self, x):
         return torch.relu(super().forward(x))
+
+
+def labels():
+    drawn = torch.randint(0, 8192, (512,))
+    return [torch.randn(512, 8192), drawn.masked_fill(torch.rand(512) < 0.1, -100)]
+
+
+@forge_target(inputs=labels, grad=True)
+def loss(logits, labels):
+    z = torch.logsumexp(logits, dim=-1).square().masked_fill(labels == -100, 0.0)
+    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="none") + 1e-4 * z
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 3000), torch.randint(0, 3000, (8, 64))])
+def gathered(x, places):
+    assert_far = 3000 * (places.float().mean(-1, keepdim=True) > 2000).long()
+    return x.gather(1, places + assert_far)
 """
 
 #: KernelBench level 1 task 36, as published: 7.5 GB in, 7.5 GB out.
@@ -268,6 +285,17 @@ def plan(module, x):
     launch("relu", grid=(h.numel() // 256,), block=(256,), args=(h, y))
     return y
 """
+
+
+@pytest.mark.parametrize("name", ["loss", "gathered"])
+def test_no_redraw_ends_a_context_twice(evaluator: Evaluator, repo: Path, name: str) -> None:
+    """A label that is no class, or an index beyond the end, is an assertion on a device, after which its process is of
+    no use: one that held a verdict's benches would take them along."""
+    target = _target(repo, f"::{name}")
+    found = evaluator.oracle.families(target, "default")
+    generation = evaluator.oracle.generation
+    assert {"large", "faint"} <= set(found) and ("highest" in found) is (name == "loss")
+    assert evaluator.oracle.families(target, "default") == found and evaluator.oracle.generation == generation
 
 
 def test_a_plan_with_a_library_product(evaluator: Evaluator, repo: Path) -> None:
