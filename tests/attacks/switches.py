@@ -141,6 +141,7 @@ def _undrawn_all(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
 
 
 def _no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_checks(monkeypatch, "images")  # what code may not ask for at all it may not look for either
     for rules in (building.imports, building.instructions):
         monkeypatch.setattr(rules, "check", lambda _: None)
 
@@ -191,7 +192,7 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     # These come back to the last trial's outputs.
     _no_seal(monkeypatch)
-    without_checks(monkeypatch, "thread counts")
+    without_checks(monkeypatch, "thread counts", "images")
     _no_quick_calls(monkeypatch)
     # A call of a module in a thread of its own comes back to them as well, and so do others.
     without_checks(
