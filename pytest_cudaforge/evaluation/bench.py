@@ -197,11 +197,16 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _in_memory_of(value: Tensor, like: Tensor) -> Tensor:
-    """``value`` as memory that is laid out as ``like``'s can hold it: where elements share it, one of theirs."""
-    places = torch.arange(_extent(like), device=value.device).as_strided(like.shape, like.stride())
-    memory = value.new_zeros(_extent(like))
-    memory[places.flatten()] = value.flatten()
-    return memory.as_strided(like.shape, like.stride())
+    """``value`` as memory that is laid out as ``like``'s can hold it: where elements share it, the first one's."""
+    once, part = _once(value, like.stride()), _once(like)
+    extent = _extent(part)
+    if extent < part.numel():
+        places = torch.arange(extent, device=value.device).as_strided(part.shape, part.stride()).flatten()
+        order = torch.arange(len(places), device=value.device)
+        # The least is the same on every device, and each time; what is written last to a place need not be.
+        first = places.new_full((extent,), len(places) - 1).scatter_reduce_(0, places, order, "amin")
+        once = once.flatten()[first].as_strided(part.shape, part.stride())
+    return once.expand(like.shape)
 
 
 def _put(place: Tensor, value: Tensor, spec: TensorSpec) -> None:

@@ -54,14 +54,17 @@ _Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Image), ctypes.c_size_t,
 
 @contextlib.contextmanager
 def closed() -> Iterator[None]:
-    """Nobody reads headers and symbol tables, or calls into the vDSO: who does gets SIGSEGV."""
-    libc = ctypes.CDLL(None)
+    """Nobody reads headers and symbol tables, or calls into the vDSO: who does gets SIGSEGV. Raises OSError where a
+    library's pages cannot be closed: a call would look as if it had needed none. The vDSO stays open where the kernel
+    has sealed it (mseal of system mappings, Linux 6.15)."""
+    libc = ctypes.CDLL(None, use_errno=True)
     protect = libc.mprotect
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     pages = _pages(libc)
-    for address, nbytes, _ in pages:
-        protect(address, nbytes, 0)
     try:
+        failed = [protect(address, nbytes, 0) and rights == mmap.PROT_READ for address, nbytes, rights in pages]
+        if any(failed):
+            raise OSError(ctypes.get_errno(), "the images of libraries cannot be closed (mprotect)")
         yield
     finally:
         for address, nbytes, rights in pages:
