@@ -198,7 +198,7 @@ class _Oracle:
         domain = self.of_workload(target, workload).domain
         try:
             return list(domain.families(workload, most, without=fatal, rare=rare))
-        except Exception as error:
+        except (ForgeError, RuntimeError) as error:
             if not is_fatal(error) or not domain.trying:
                 raise
             raise OracleError(f"{FATAL_FAMILY}{domain.trying}") from error
