@@ -6,31 +6,27 @@ all regions lie red zones. The candidate's worker sees the arena and nothing els
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import math
 import random
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_cudaforge.errors import DeviceError, TargetError
+from pytest_cudaforge.evaluation.advances import Advances
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
 from pytest_cudaforge.evaluation.contract import ROUNDING
 from pytest_cudaforge.evaluation.correctness import (
-    TOLERANCES,
     Judgement,
     Rule,
     judge_indices,
     judge_output,
     judge_pointed,
 )
-from pytest_cudaforge.evaluation.domain import WHOLE
 from pytest_cudaforge.evaluation.exchanges import (
     EXCHANGES,
     Moved,
@@ -41,181 +37,37 @@ from pytest_cudaforge.evaluation.exchanges import (
     moved_values,
     unravelled,
 )
-from pytest_cudaforge.evaluation.faults import is_fatal
+from pytest_cudaforge.evaluation.expectation import Expected, Expecting
+from pytest_cudaforge.evaluation.frames import Case, Frame
 from pytest_cudaforge.evaluation.ordinary import all_near, leaning_modes, plainly_wrong
-from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
-from pytest_cudaforge.evaluation.precision import (
-    FEW,
-    Fp64Mode,
-    declared_dtype,
-    declared_limits,
-    precision_flags,
-    widened,
+from pytest_cudaforge.evaluation.regions import (
+    RedZones,
+    arena_bytes,
+    is_lent,
+    put,
+    region_view,
+    repeated,
+    same_bytes,
 )
 from pytest_cudaforge.evaluation.structures import REDRAWN
-from pytest_cudaforge.evaluation.subject import Subject, Weights
-from pytest_cudaforge.evaluation.tensors import bytes_at
+from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import Mismatch
-from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, module_tensors, unflatten_call
+from pytest_cudaforge.runtime.signature import flatten_call
 
-__all__ = ["Bench", "Case", "arena_bytes"]
+__all__ = ["Bench"]
 
 #: Inputs of which a second copy costs neither time nor memory to speak of.
 _SMALL_CALL_BYTES = 1 << 28
-#: Pieces of the leading dimension where the oracle has to be run in slabs.
-SLABS = 16
-#: More runs of a reference that is declared non-deterministic; its own spread is the tolerance.
-SPREAD_RUNS = 4
 #: How a parameter is told from an input of that path.
 _WEIGHT = "state/"
-#: Above this a second run of the oracle costs too much.
-_MOST = 1 << 24
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
-#: Values of the calls before a later one; how long these may take, where there are enough of them and where not; how
-#: many times as large what they write may be.
-_HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, (0.8, 2.0), 700, 1e3
 #: What values that change between two calls may be at most.
 _STAGED_BYTES = 1 << 20
-#: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
-SUM_NOISE = 4.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """How one trial's values come about. ``weights_seed`` None: weights as constructed; ``kept`` stay so anyway.
-
-    ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
-    this parameter's; ``moved``: how, and by which seed, all or some did so since. ``advanced``: what the reference's
-    forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of ``Weights``.
-    """
-
-    seed: int
-    family: str
-    weights_seed: int | None
-    kept: tuple[str, ...] = ()
-    exchanged: int | None = None
-    exchanged_alone: str = ""
-    moved: tuple[tuple[Moved, int], ...] = ()
-    advanced: int = 0
-    others: tuple[str, ...] = ()
-    others_seed: int | None = None
-
-    @property
-    def weights(self) -> Weights:
-        if self.weights_seed is None:
-            return Weights()
-        others = (self.others, self.others_seed)
-        return Weights(self.weights_seed, self.kept, self.exchanged, *others, self.exchanged_alone, self.moved)
-
-
-@dataclass
-class _Frame:
-    case: Case | None = None
-    inputs: dict[str, Any] = field(default_factory=dict)
-    tree: Any = None
-    held: dict[str, Tensor] = field(default_factory=dict)
-    held_at: dict[str, list[Any]] = field(default_factory=dict)
-
-
-@dataclass
-class _Expected:
-    """Reference and oracle of one case: output leaves, mutated inputs and state by path.
-
-    ``summed``: the longest sum behind an output, by path; ``reduction`` the longest of all. ``noise``: how far rounding
-    moves outputs of few elements (rms). ``spread``: what more runs gave where the reference is non-deterministic.
-    ``pointed``: the search behind an index output, and what it searched in fp64. ``usual``: how far the reference is
-    off as a rule, where that was asked for.
-    """
-
-    case: Case
-    reference: dict[str, Any]
-    oracle: dict[str, Any]
-    mutated: dict[str, tuple[Tensor, Tensor]]
-    aliases: dict[str, str]
-    partial: bool
-    reduction: int
-    summed: dict[str, int] = field(default_factory=dict)
-    noise: dict[str, float] = field(default_factory=dict)
-    spread: list[dict[str, Any]] = field(default_factory=list)
-    pointed: dict[str, tuple[Pointed, Tensor]] = field(default_factory=dict)
-    usual: UsualErrors | None = None
-
-    def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
-        reduction = self.summed.get(path, self.reduction)
-        return Rule(reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, self.case.family == "lowered")
-
-    def spread_of(self, path: str) -> list[Tensor]:
-        return [outputs[path] for outputs in self.spread if path in outputs]
-
-
-def arena_bytes(arena: HostArena | DeviceArena, device: torch.device) -> Tensor:
-    """The arena as one uint8 tensor on its device, without a copy."""
-    return bytes_at(arena.address, arena.nbytes, device)
-
-
-def region_view(bytes_: Tensor, offset: int, spec: TensorSpec) -> Tensor:
-    """A tensor of ``spec`` whose first element lies at byte ``offset`` (which may be misaligned: then a copy)."""
-    dtype = getattr(torch, spec.dtype)
-    part = bytes_[offset : offset + spec.extent_bytes]
-    flat = part.view(dtype) if offset % spec.itemsize_bytes == 0 else part.clone().view(dtype)
-    return flat.as_strided(spec.shape, spec.strides)
-
-
-def _once(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:
-    """Its elements but for those that memory has once and a stride of zero repeats (``strides``: another tensor's)."""
-    for dim, stride in enumerate(tensor.stride() if strides is None else strides):
-        if stride == 0 and tensor.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-def _repeated(leaves: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """``leaves``, and what ``drawn`` has in memory once for several elements (a stride of zero, windows that slide) is
-    one value in them, too."""
-    found = dict(leaves)
-    for path, leaf in leaves.items():
-        like = drawn.get(path)
-        if leaf is not like and isinstance(leaf, Tensor) and isinstance(like, Tensor) and leaf.shape == like.shape:
-            found[path] = _in_memory_of(leaf, like) if _has_less_memory(like) else leaf
-    return found
-
-
-def _has_less_memory(tensor: Tensor) -> bool:
-    """Do elements share it, as far as its size, or a stride of zero, says so?"""
-    expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.numel() > 1 and (expanded or _extent(tensor) < tensor.numel())
-
-
-def _extent(tensor: Tensor) -> int:
-    """Elements from the first to the last in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _in_memory_of(value: Tensor, like: Tensor) -> Tensor:
-    """``value`` as memory that is laid out as ``like``'s can hold it: where elements share it, the first one's."""
-    once, part = _once(value, like.stride()), _once(like)
-    extent = _extent(part)
-    if extent < part.numel():
-        places = torch.arange(extent, device=value.device).as_strided(part.shape, part.stride()).flatten()
-        order = torch.arange(len(places), device=value.device)
-        # The least is the same on every device, and each time; what is written last to a place need not be.
-        first = places.new_full((extent,), len(places) - 1).scatter_reduce_(0, places, order, "amin")
-        once = once.flatten()[first].as_strided(part.shape, part.stride())
-    return once.expand(like.shape)
-
-
-def _put(place: Tensor, value: Tensor, spec: TensorSpec) -> None:
-    """Write a value where a region lies. Rows that overlap in memory are written as the bytes that they share."""
-    if value.stride() == spec.strides and spec.extent_bytes < value.nbytes and 0 not in spec.strides:
-        length = (spec.extent_bytes // spec.itemsize_bytes,)
-        place.as_strided(length, (1,)).copy_(value.as_strided(length, (1,)))
-    else:
-        _once(place).copy_(_once(value, spec.strides))
 
 
 #: Where the reference writes to an input, a parameter or a buffer, that is a part of the answer.
@@ -242,48 +94,6 @@ def _shared(judged: Judgement) -> Judgement:
     return judged if far else replace(judged, error_ratio=None, bound=None, mismatches=())
 
 
-class _Zones:
-    """The bytes between an arena's regions: what they held before a call, and which of them it changed.
-
-    See ``ZONES``.
-    """
-
-    def __init__(self, bytes_: Tensor, zones: Sequence[tuple[int, ...]], regions: Sequence[tuple[int, int]]) -> None:
-        self.bytes, self.zones = bytes_, zones
-        places = [torch.arange(offset, offset + nbytes) for offset, nbytes in zones]
-        sources = [_neighbour(place, regions) for place in places]
-        self._places, self._sources = (
-            torch.cat([*t, torch.empty(0).long()]).to(bytes_.device) for t in (places, sources)
-        )
-        self._image = torch.empty(0)
-
-    def write(self, pattern: int | None) -> None:
-        """Fill all of them: with one byte, or (None) with those of the region before."""
-        if pattern is None:
-            self._image = self.bytes[self._sources]
-        else:
-            self._image = torch.full_like(self._places, pattern, dtype=torch.uint8)
-        self.bytes[self._places] = self._image
-
-    def changed(self) -> list[int]:
-        """Offsets of the zones that do not hold any more what was written there."""
-        wrong = self.bytes[self._places] != self._image
-        if not bool(wrong.any()):
-            return []
-        places = self._places[wrong]
-        return [o for o, n in self.zones if bool(((places >= o) & (places < o + n)).any())]
-
-
-def _neighbour(zone: Tensor, regions: Sequence[tuple[int, int]]) -> Tensor:
-    """For each byte of a zone one of the region before it (of the first one where it is before all)."""
-    filled = [region for region in regions if region[1]]
-    if not len(zone) or not filled:
-        return zone
-    before = [region for region in filled if region[0] <= int(zone[0])]
-    offset, nbytes = max(before) if before else min(filled)
-    return offset + torch.arange(len(zone)) % nbytes
-
-
 class Bench:
     """Raises TargetError where the target's own code fails, DeviceError where memory does not suffice."""
 
@@ -301,14 +111,14 @@ class Bench:
                 torch.cuda.empty_cache()  # torch keeps freed memory for itself; the arena comes from the driver
             self.arena = DeviceArena.create(layout["nbytes"], self.device.index or 0)
         self.bytes = arena_bytes(self.arena, self.device)
-        self.frames: dict[int, _Frame] = {i: _Frame() for i in range(layout["frames"])}
+        self.frames: dict[int, Frame] = {i: Frame() for i in range(layout["frames"])}
         self.poison = POISON[0]
         #: Do values like those of its own lie around each buffer, and between the elements of a strided one?
         self._plausible = False
-        self._zones = _Zones(self.bytes, self.redzones, list(self.regions.values()))
-        self._expected: _Expected | None = None
-        #: What the first call of an advanced case left, by state path.
-        self._advanced: dict[str, Tensor] = {}
+        self._zones = RedZones(self.bytes, self.redzones, list(self.regions.values()))
+        self._expecting = Expecting(subject, workload)
+        self._advances = Advances(self._expecting, self._draw)
+        self._expected: Expected | None = None
         self._copy: HostArena | None = None
 
     def snapshot(self) -> HostArena:
@@ -328,7 +138,7 @@ class Bench:
             frame.inputs.clear()
         self.frames.clear()
         self._expected = None
-        self._zones = _Zones(torch.empty(0), [], [])
+        self._zones = RedZones(torch.empty(0), [], [])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.bytes = torch.empty(0)
@@ -347,7 +157,7 @@ class Bench:
             target.inputs, target.tree = (same.inputs, same.tree) if same else self._draw(case)
         target.case = case
         if case.advanced:
-            self._advance(target)
+            self._advances.advance(target)
         self._write_poison(frame, poison)
         self.set_weights(case)
         self._write_inputs(frame)
@@ -362,7 +172,7 @@ class Bench:
         assert target.case is not None, "a frame is filled before calls follow"
         before = replace(target)
         target.case, self._expected, target.held = replace(target.case, advanced=calls), None, {}
-        if self._advance(target, alike=True):
+        if self._advances.advance(target, alike=True):
             return True
         self.frames[frame] = before
         self._set_subject(before.case or target.case)
@@ -397,7 +207,7 @@ class Bench:
             target.inputs, target.tree = self._draw(target.case)
         else:
             touched = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
-            target.inputs = _repeated(touched, target.inputs)
+            target.inputs = repeated(touched, target.inputs)
             target.case = replace(target.case, seed=seed, family="touched")
         self._write_inputs(frame)
         self._synchronise()
@@ -426,7 +236,7 @@ class Bench:
                 return exchanged_mask(leaf, generator)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 
-        target.inputs = _repeated({path: changed(path, leaf) for path, leaf in target.inputs.items()}, target.inputs)
+        target.inputs = repeated({path: changed(path, leaf) for path, leaf in target.inputs.items()}, target.inputs)
         case = replace(target.case, seed=seed, family="exchanged")
         if weighted and moved:
             case = replace(case, moved=(*case.moved, (moved, seed)))  # whatever changed places before
@@ -444,12 +254,12 @@ class Bench:
         """Are the inputs' own draws all that counts?"""
         return self.subject.options.distributions == "drawn"
 
-    def _free(self, target: _Frame) -> set[str]:
+    def _free(self, target: Frame) -> set[str]:
         """Paths of the inputs that may be redrawn."""
         structures = self.subject.domain.structures(self.workload)
         return {p for p in target.inputs if structures.get(p) in REDRAWN and not self._as_drawn}
 
-    def _one_of(self, target: _Frame, free: Collection[str], seed: int, *, weighted: bool, first: str) -> str:
+    def _one_of(self, target: Frame, free: Collection[str], seed: int, *, weighted: bool, first: str) -> str:
         """The path of an input whose elements may change places, or of a parameter, behind ``_WEIGHT``; of those that
         come ``first``, where there are any; "" where none may."""
         whole = {p for p, v in target.inputs.items() if isinstance(v, Tensor) and exchangeable(v)}
@@ -478,7 +288,7 @@ class Bench:
         if case.family == "exchanged":
             generator = torch.Generator().manual_seed(seed)
             others = {path: exchanged(leaf, generator) if path in free else leaf for path, leaf in inputs.items()}
-            inputs = _repeated(others, inputs)
+            inputs = repeated(others, inputs)
         elif small:
             inputs, tree = self._draw(case)
         self._set_subject(case)
@@ -503,7 +313,7 @@ class Bench:
         offset, spec = self.regions[region][0], self.specs[region]
         before = self.bytes[offset : offset + spec.extent_bytes]
         after = before.clone()
-        _put(region_view(after, 0, spec), value, spec)
+        put(region_view(after, 0, spec), value, spec)
         if whole:
             before = after.bitwise_not()
         differing = (before != after).nonzero().flatten().cpu()
@@ -554,92 +364,10 @@ class Bench:
             self._write_inputs(frame)
         self._synchronise()
 
-    def _advance(self, frame: _Frame, *, alike: bool = False) -> bool:
-        """Let the reference make the calls before, on other inputs or on ``alike`` ones. False where they are fewer, or
-        the inputs as drawn although it writes them."""
-        case = frame.case
-        assert case is not None, "a frame has a case before it is filled"
-        self.subject.set_weights(case.weights)
-        before = self._written_state()
-        left = self._run_on(frame.inputs, frame.tree)
-        first = state = self._written_state()
-        # Who counts, or keeps places, may come to an end: nobody promised as many calls.
-        # On a GPU a place behind the last one ends the process; here it is an exception.
-        counts = any(tensor.dtype in WHOLE for tensor in first.values()) and self.device.type != "cpu"
-        made = case.advanced == 1
-        if not made and not counts and (further := self._go_on(frame, case, left, alike=alike)) is not None:
-            later = self._written_state()
-            # Nor that what grows from call to call does so for good.
-            values = {path: tensor for path, tensor in later.items() if tensor.dtype not in WHOLE}
-            if all(_size_of(tensor) <= _GROWN * max(1.0, _size_of(first[p])) for p, tensor in values.items()):
-                left, state, made = further, later, True
-        self.subject.put_state(state)
-        goes_on = self._goes_on_from(frame, left)
-        if goes_on:
-            frame.inputs = {**frame.inputs, **left}
-        self.subject.put_state(before)
-        self._advanced = {path: value for path, value in state.items() if path not in case.kept}
-        return made and goes_on
-
-    def _goes_on_from(self, frame: _Frame, left: Mapping[str, Any]) -> bool:
-        """Are the inputs that a call wrote such that another can be made on them? Nobody promised that for places,
-        which may come to an end, nor for what grows from call to call."""
-        for path, value in left.items():
-            drawn = frame.inputs[path]
-            if not isinstance(value, Tensor) or not isinstance(drawn, Tensor):
-                return False
-            if value.dtype in WHOLE and self.device.type != "cpu":
-                return False  # a place behind the last one ends the process there
-            wild = value.dtype not in (torch.bool, *WHOLE) and _size_of(value) > _GROWN * max(1.0, _size_of(drawn))
-            if wild or (value.is_floating_point() and bool(value.isnan().any())):
-                return False
-        try:
-            if left:
-                self._run_on({**frame.inputs, **left}, frame.tree)
-        except TargetError as error:
-            if is_fatal(error):
-                raise
-            return False
-        return True
-
-    def _go_on(self, frame: _Frame, case: Case, left: dict[str, Any], *, alike: bool) -> dict[str, Any] | None:
-        """Further calls on what the one before has ``left`` of the inputs, the others other values than those to come,
-        for what follows them need not differ from their own, or ``alike``. What the last one left; None where the
-        reference makes no such number, or none of ``alike`` ones in time."""
-        history = [(frame.inputs, frame.tree)]
-        if not alike:
-            cases = [replace(case, seed=case.seed ^ (1 + number), family="drawn") for number in range(_HISTORY)]
-            history = [self._draw(other) for other in cases]
-        began = time.monotonic()
-        for number in range(1, case.advanced):
-            inputs, tree = history[number % len(history)]
-            try:
-                left = self._run_on({**inputs, **left}, tree)
-            except TargetError as error:
-                if is_fatal(error):
-                    raise
-                return None
-            # On busy cores calls look slow: the fewest are made where they do not take very long.
-            if time.monotonic() - began > _HISTORY_S[number < _FEWEST]:
-                return None if alike else left
-        return left
-
-    def _run_on(self, inputs: Mapping[str, Any], tree: Any) -> dict[str, Any]:
-        """The reference, on what it may write into; its state goes on. The inputs that it writes, as they are then."""
-        mutates = self.subject.mutates(self.workload)
-        inputs = self.subject.completed(dict(inputs), tree)
-        leaves = {p: v.clone() if f"input/{p}" in mutates else v for p, v in inputs.items()}
-        self._run_reference(tree, leaves)
-        return {p: v for p, v in leaves.items() if f"input/{p}" in mutates}
-
-    def _written_state(self) -> dict[str, Tensor]:
-        mutates = self.subject.mutates(self.workload)
-        return {path: t.clone() for path, t in self.subject.state().items() if f"state/{path}" in mutates}
-
     def _set_subject(self, case: Case) -> None:
         self.subject.set_weights(case.weights)
         if case.advanced:
-            self.subject.put_state(self._advanced)
+            self.subject.put_state(self._advances.state)
 
     def set_weights(self, case: Case) -> None:
         """Put the case's weights into the module and the state regions."""
@@ -653,7 +381,7 @@ class Bench:
         leaves, tree = flatten_call(args, kwargs)
         drawn = dict(leaves)
         self.subject.domain.redraw(self.workload, leaves, case.family, case.seed)
-        return _repeated(leaves, drawn), tree
+        return repeated(leaves, drawn), tree
 
     def _write(self, region: str, value: Any) -> None:
         if region in self.regions and isinstance(value, Tensor):
@@ -662,10 +390,10 @@ class Bench:
             if self._plausible and spec.extent_bytes > value.nbytes > 0:
                 self._fill_gaps(offset, spec, value)
             if offset % spec.itemsize_bytes == 0:
-                _put(region_view(self.bytes, offset, spec), value, spec)
+                put(region_view(self.bytes, offset, spec), value, spec)
             else:
                 staged = self.bytes[offset : offset + spec.extent_bytes].clone()
-                _put(staged.view(getattr(torch, spec.dtype)).as_strided(spec.shape, spec.strides), value, spec)
+                put(staged.view(getattr(torch, spec.dtype)).as_strided(spec.shape, spec.strides), value, spec)
                 self.bytes[offset : offset + spec.extent_bytes] = staged
 
     def _fill_gaps(self, offset: int, spec: TensorSpec, value: Tensor) -> None:
@@ -728,7 +456,7 @@ class Bench:
         """Judge one more call on values that :meth:`check` has seen: at once where its outputs are bitwise the same."""
         seen = self.frames[frame]
         paths = [path for path, leaf in outputs.items() if isinstance(leaf, list)]
-        if set(paths) == set(seen.held) and all(_same_bytes(self._take(outputs[p]), seen.held[p]) for p in paths):
+        if set(paths) == set(seen.held) and all(same_bytes(self._take(outputs[p]), seen.held[p]) for p in paths):
             return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
         return self.check(frame, outputs)
 
@@ -754,16 +482,16 @@ class Bench:
         if self.subject.mutates(self.workload):
             return False
         self._set_subject(target.case)
-        reference, _ = self._run_reference(target.tree, target.inputs)
+        reference, _ = self._expecting.run_reference(target.tree, target.inputs)
         return all(isinstance(value, Tensor) for value in reference.values()) and all_near(outputs, reference)
 
     def _nearby(self, frame: int) -> Iterator[Mapping[str, Any]]:
         """What the reference gives where it rounds otherwise; integers by what has no one right rounding alone."""
         for mode in leaning_modes():
             with mode.floats:
-                outputs, _, _ = self._reference_run(self.frames[frame])
+                outputs, _, _ = self._expecting.reference_run(self.frames[frame])
             with mode.integers:
-                others, _, _ = self._reference_run(self.frames[frame])
+                others, _, _ = self._expecting.reference_run(self.frames[frame])
             whole = {p: v for p, v in others.items() if isinstance(v, Tensor) and not v.is_floating_point()}
             yield {self.subject.output_name(path): value for path, value in {**outputs, **whole}.items()}
 
@@ -790,7 +518,7 @@ class Bench:
         return region_view(self.bytes, offset + shift, TensorSpec(tuple(spec[0]), spec[1], tuple(spec[2]))).clone()
 
     def _judge_leaf(
-        self, path: str, outputs: Mapping[str, Any], private: Mapping[str, Tensor], value: Any, expected: _Expected
+        self, path: str, outputs: Mapping[str, Any], private: Mapping[str, Tensor], value: Any, expected: Expected
     ) -> Judgement:
         if not isinstance(value, Tensor):
             same = path in outputs and not isinstance(outputs[path], list) and outputs[path] == value
@@ -799,7 +527,7 @@ class Bench:
         if path not in private:
             return Judgement(None, None, (Mismatch(path, "count", "the plan does not return this output"),))
         options = self.subject.options
-        if self._is_index(path):
+        if self._expecting.is_index(path):
             if path in expected.pointed:
                 search, exact = expected.pointed[path]
                 return judge_pointed(path, private[path], value, search.source, exact, search.dim)
@@ -821,23 +549,11 @@ class Bench:
     def _tensor_inputs(self, case: Case) -> dict[str, Tensor]:
         return {path: leaf for path, leaf in self._frame_of(case).inputs.items() if isinstance(leaf, Tensor)}
 
-    def _frame_of(self, case: Case) -> _Frame:
+    def _frame_of(self, case: Case) -> Frame:
         return next(frame for frame in self.frames.values() if frame.case == case)
 
-    def _usual_errors(self, expected: _Expected) -> UsualErrors:
-        if expected.usual is None:
-            frame = self._frame_of(expected.case)
-
-            def errors(inputs: Mapping[str, Any], mode: contextlib.AbstractContextManager[Any]) -> dict[str, Tensor]:
-                other = replace(frame, inputs=dict(inputs))
-                with mode:
-                    outputs, mutated, _ = self._reference_run(other)
-                exact, _, _ = self._run_oracle(other, mutated)
-                floats = {p: v for p, v in outputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
-                return {path: value.double() - exact[path] for path, value in floats.items()}
-
-            expected.usual = UsualErrors(frame.inputs, errors)
-        return expected.usual
+    def _usual_errors(self, expected: Expected) -> UsualErrors:
+        return self._expecting.usual_errors(expected, self._frame_of(expected.case))
 
     def _zones_changed(self, outputs: Mapping[str, Any]) -> Iterator[Mismatch]:
         for offset in self._zones.changed():
@@ -866,7 +582,7 @@ class Bench:
             if number == frame:
                 continue
             now = {path: self._take(other.held_at[path]) for path in other.held}
-            changed = [path for path, tensor in other.held.items() if not _same_bytes(now[path], tensor)]
+            changed = [path for path, tensor in other.held.items() if not same_bytes(now[path], tensor)]
             if changed and self._is_wrong(number, now):
                 detail = "an output of an earlier call changed during a later call"
                 found += [Mismatch(path, "unstable", detail) for path in changed]
@@ -882,7 +598,7 @@ class Bench:
         leaves = ((path, value) for path, value in expected.reference.items() if path in outputs)
         return any(self._judge_leaf(path, at, outputs, value, expected).mismatches for path, value in leaves)
 
-    def _inputs_changed(self, frame: int, expected: _Expected) -> list[Mismatch]:
+    def _inputs_changed(self, frame: int, expected: Expected) -> list[Mismatch]:
         found: list[Mismatch] = []
         name = self.subject.input_name, self.subject.state_name
         pairs = [(f"f{frame}/input/{path}", name[0](path), value) for path, value in self.frames[frame].inputs.items()]
@@ -898,7 +614,7 @@ class Bench:
                 left = value if now is None else now.clone()
                 wrong = judge_output(path, left, reference, oracle, expected.rule(key), spread).mismatches
                 found += [replace(wrong[0], kind="unwritten", detail=_LEFT_ALONE)] if wrong and now is None else wrong
-            elif now is not None and not _same_bytes(now, value):
+            elif now is not None and not same_bytes(now, value):
                 found.append(Mismatch(path, "mutation", "was changed by the kernel; the reference does not write it"))
         return found
 
@@ -908,14 +624,14 @@ class Bench:
             return None
         return region_view(self.bytes, self.regions[region][0], self.specs[region])
 
-    def _others_changed(self, frame: int, expected: _Expected) -> Iterator[Mismatch]:
+    def _others_changed(self, frame: int, expected: Expected) -> Iterator[Mismatch]:
         """A write that leaps over a red zone may land in the inputs of a call that is not this one's."""
         for number, other in self.frames.items():
             for path, value in other.inputs.items() if number != frame else ():
                 region = f"f{number}/input/{path}"
                 if f"input/{path}" in expected.mutated or region not in self.regions or not isinstance(value, Tensor):
                     continue
-                if not _same_bytes(region_view(self.bytes, self.regions[region][0], self.specs[region]), value):
+                if not same_bytes(region_view(self.bytes, self.regions[region][0], self.specs[region]), value):
                     detail = "was changed where it belongs to another call: memory far out of bounds was written"
                     yield Mismatch(self.subject.input_name(path), "redzone", detail)
 
@@ -923,222 +639,38 @@ class Bench:
         case = self.frames[frame].case
         return case.kept if case is not None else ()
 
-    def _aliasing(self, outputs: Mapping[str, Any], expected: _Expected) -> list[Mismatch]:
+    def _aliasing(self, outputs: Mapping[str, Any], expected: Expected) -> list[Mismatch]:
         found = []
         for path, leaf in outputs.items():
-            if isinstance(leaf, list) and _lent(leaf[0]) and path not in expected.aliases:
+            if isinstance(leaf, list) and is_lent(leaf[0]) and path not in expected.aliases:
                 detail = f"shares memory with {self._place(leaf[0], {})}; the reference returns a fresh tensor"
                 found.append(Mismatch(path, "structure", detail))
         return found
 
-    def _copies(self, outputs: Mapping[str, Any], expected: _Expected) -> list[Mismatch]:
+    def _copies(self, outputs: Mapping[str, Any], expected: Expected) -> list[Mismatch]:
         """Of an input that the reference writes and returns: whoever gets it back goes on with it, in place. Of what
         nobody writes, or of a part, a copy is as good."""
         found = []
         for path, same in expected.aliases.items():
             leaf, written = outputs.get(path), expected.mutated.get(f"input/{same}")
             whole = written is not None and written[0].numel() == expected.reference[path].numel()
-            if whole and isinstance(leaf, list) and not _lent(leaf[0]):
+            if whole and isinstance(leaf, list) and not is_lent(leaf[0]):
                 name = self.subject.input_name(same)
                 detail = f"is a copy of {name}; the reference returns {name} itself, into which it has written"
                 found.append(Mismatch(path, "structure", detail))
         return found
 
-    # -- the reference and the oracle
+    # -- what is expected
 
-    def _expectation(self, frame: int) -> _Expected:
+    def _expectation(self, frame: int) -> Expected:
         case = self.frames[frame].case
         assert case is not None, "a frame is filled before it is checked"
         # Another bench may have given the module other weights since: what was not written is compared with them.
         self._set_subject(case)
         if self._expected is None or self._expected.case != case:
             self._expected = None
-            self._expected = self._compute(case, self.frames[frame])
+            self._expected = self._expecting.compute(case, self.frames[frame])
         return self._expected
-
-    def _compute(self, case: Case, frame: _Frame) -> _Expected:
-        subject = self.subject
-        reference, mutated, aliases = self._reference_run(frame)
-        runs = SPREAD_RUNS if subject.options.nondeterministic else 0
-        spread = [outputs | changed for outputs, changed, _ in (self._reference_run(frame) for _ in range(runs))]
-        try:
-            oracle, oracle_mutated, mode = self._run_oracle(frame, mutated)
-        except torch.OutOfMemoryError:
-            if mutated:
-                raise
-            oracle, mode = oracle_in_slabs(subject, frame.tree, frame.inputs, reference)
-            oracle_mutated = {}
-        except TargetError:
-            # The reference runs, its fp64 form does not (own kernels inside, checks of a dtype): it judges itself.
-            oracle, oracle_mutated, mode = _self_oracle(frame, reference)
-        pairs = {key: (tensor, oracle_mutated.get(key, tensor.double())) for key, tensor in mutated.items()}
-        summed = {path: mode.summed(value) for path, value in (oracle | oracle_mutated).items()}
-        noise = self._noise(
-            frame, mutated, oracle, oracle_mutated, _MOST if mode.spreads else FEW if mode.cancels else 0
-        )
-        pointed = self._pointed(frame, mutated) if subject.options.index_outputs else {}
-        return _Expected(
-            case, reference, oracle, pairs, aliases, mode.partial, mode.reduction, summed, noise, spread, pointed
-        )
-
-    def _is_index(self, path: str) -> bool:
-        declared = self.subject.options.index_outputs
-        return path in declared or path.removeprefix("out.") in declared
-
-    def _pointed(self, frame: _Frame, mutated: Mapping[str, Tensor]) -> dict[str, tuple[Pointed, Tensor]]:
-        """By index output: the search that made it, and the fp64 form of what it searched."""
-        watched, wide = PointingMode(), PointingMode()
-        with watched:
-            outputs, _, _ = self._reference_run(frame)
-        try:
-            with wide:
-                self._run_oracle(frame, mutated)
-        except (TargetError, torch.OutOfMemoryError):
-            wide.found.clear()
-        result = {}
-        for path, value in outputs.items():
-            number = pointed_by(value, watched.found) if self._is_index(path) and isinstance(value, Tensor) else None
-            if number is not None:
-                search = watched.found[number]
-                fits = len(wide.found) == len(watched.found) and wide.found[number].source.shape == search.source.shape
-                result[path] = (search, wide.found[number].source.double() if fits else search.source.double())
-        return result
-
-    def _reference_run(self, frame: _Frame) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]:
-        """Outputs, what was written (by ``input/<path>``, ``state/<path>``) and aliases; state is put back."""
-        subject, mutates = self.subject, self.subject.mutates(self.workload)
-        before = {p: t.clone() for p, t in subject.state().items() if f"state/{p}" in mutates}
-        leaves = {p: v.clone() if f"input/{p}" in mutates else v for p, v in frame.inputs.items()}
-        outputs, aliases = self._run_reference(frame.tree, leaves)
-        mutated = {f"input/{p}": t for p, t in leaves.items() if f"input/{p}" in mutates}
-        mutated |= {f"state/{p}": subject.state()[p].clone() for p in before}
-        with torch.no_grad():
-            for path, tensor in before.items():
-                subject.state()[path].copy_(tensor)
-        return outputs, mutated, aliases
-
-    def _noise(
-        self,
-        frame: _Frame,
-        mutated: Mapping[str, Tensor],
-        oracle: Mapping[str, Any],
-        written: Mapping[str, Tensor],
-        most: int,
-    ) -> dict[str, float]:
-        """How far the rounding of its sums moves each floating output of at most so many elements, and what the
-        reference writes into its inputs and its state."""
-        oracle = {**oracle, **written}
-        few = {p: v for p, v in oracle.items() if isinstance(v, Tensor) and 0 < v.numel() <= most}
-        few = {path: value for path, value in few.items() if value.is_floating_point() or value.is_complex()}
-        if not few:
-            return {}
-        declared = declared_dtype(frame.inputs, self.subject.state())
-        unit = TOLERANCES["float64" if declared == torch.float64 else "float32"].unit_roundoff
-        try:
-            outputs, changed, _ = self._run_oracle(frame, mutated, noise=SUM_NOISE * unit)
-        except torch.OutOfMemoryError:
-            return {}
-        moved = {**outputs, **changed}
-        found = {path: float((moved[path] - value).abs().square().mean().sqrt()) for path, value in few.items()}
-        return {path: error for path, error in found.items() if math.isfinite(error)}
-
-    def _run_reference(self, tree: Any, leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        args, kwargs = unflatten_call(tree, leaves)
-        with precision_flags(self.subject.options.precision):
-            outputs, _ = flatten_output(self.subject.run(self.subject.function, args, kwargs))
-        return outputs, find_aliases(outputs, {**leaves, **self.subject.state()})
-
-    def _run_oracle(
-        self, frame: _Frame, mutated: Mapping[str, Tensor], noise: float = 0.0
-    ) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
-        wide = self.subject.wide()
-        leaves = {path: widened(leaf, f"input/{path}" in mutated) for path, leaf in frame.inputs.items()}
-        args, kwargs = unflatten_call(frame.tree, leaves)
-        mode = Fp64Mode(declared_dtype(frame.inputs, self.subject.state()), noise=noise)
-        mode.pooled = not self.subject.tells_sums_apart
-        with mode, declared_limits(mode.declared):
-            outputs, _ = flatten_output(self.subject.run(wide, args, kwargs))
-        changed = {f"input/{path}": leaf for path, leaf in leaves.items() if f"input/{path}" in mutated}
-        if isinstance(wide, torch.nn.Module):
-            state = module_tensors(wide)
-            changed |= {f"state/{p}": t.clone() for p, t in state.items() if f"state/{p}" in mutated}
-        return outputs, changed, mode
-
-
-def _self_oracle(frame: _Frame, reference: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], Fp64Mode]:
-    mode = Fp64Mode()
-    mode.partial = mode.pooled = True
-    tensors = [leaf for leaf in frame.inputs.values() if isinstance(leaf, Tensor) and leaf.dim()]
-    mode.reduction = max((int(tensor.shape[-1]) for tensor in tensors), default=1)
-    return {path: widened(value) for path, value in reference.items()}, {}, mode
-
-
-def oracle_in_slabs(
-    subject: Subject, tree: Any, leaves: Mapping[str, Any], reference: Mapping[str, Any]
-) -> tuple[dict[str, Any], Fp64Mode]:
-    """The oracle in pieces along the leading dimension, for calls whose fp64 form does not fit the device.
-
-    Only where every output has that dimension and the reference itself gives the same on a piece as on the whole.
-    Raises DeviceError otherwise.
-    """
-    torch.cuda.empty_cache()
-    outputs = {path: value for path, value in reference.items() if isinstance(value, Tensor)}
-    sizes = {int(value.shape[0]) if value.dim() else 0 for value in outputs.values()}
-    size = sizes.pop()
-    if sizes or size < 2:
-        raise _no_slabs(subject, "its outputs share no leading dimension")
-    step = max(1, size // SLABS)
-    pieces: dict[str, list[Tensor]] = {path: [] for path in outputs}
-    for start in range(0, size, step):
-        part, mode = _oracle_of_slab(subject, tree, leaves, outputs, slice(start, start + step), size)
-        for path, value in part.items():
-            pieces[path].append(value)
-    joined = {path: torch.cat(parts) for path, parts in pieces.items()}
-    return {path: joined.get(path, value) for path, value in reference.items()}, mode
-
-
-def _oracle_of_slab(
-    subject: Subject, tree: Any, leaves: Mapping[str, Any], outputs: Mapping[str, Tensor], part: slice, size: int
-) -> tuple[dict[str, Tensor], Fp64Mode]:
-    cut = {path: _cut(leaf, part, size) for path, leaf in leaves.items()}
-    if part.start == 0:
-        with precision_flags(subject.options.precision):
-            own, _ = flatten_output(subject.run(subject.function, *unflatten_call(tree, cut)))
-        for path, whole in outputs.items():
-            if not torch.allclose(own[path], whole[part], rtol=1e-3, atol=1e-5, equal_nan=True):
-                raise _no_slabs(subject, "it does not treat the leading dimension's entries one by one")
-    wide = {path: widened(leaf) for path, leaf in cut.items()}
-    mode = Fp64Mode(declared_dtype(leaves, subject.state()))
-    mode.pooled = True  # the pieces are joined outside of it
-    with mode, declared_limits(mode.declared):
-        found, _ = flatten_output(subject.run(subject.wide(), *unflatten_call(tree, wide)))
-    return {path: found[path] for path in outputs}, mode
-
-
-def _cut(leaf: Any, part: slice, size: int) -> Any:
-    return leaf[part] if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size else leaf
-
-
-def _no_slabs(subject: Subject, why: str) -> DeviceError:
-    return DeviceError(
-        f"{subject.target.id}: the fp64 oracle does not fit the device's memory, and {why}",
-        remedy="declare a smaller workload",
-    )
-
-
-def _lent(region: str) -> bool:
-    """Is it an input's, or the module's, and no output's?"""
-    return region.startswith("state/") or region.partition("/")[2].startswith("input/")
-
-
-def find_aliases(outputs: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, str]:
-    """Output leaf -> the input or state leaf whose storage it shares."""
-    storages = {t.untyped_storage().data_ptr(): path for path, t in others.items() if isinstance(t, Tensor)}
-    found = {}
-    for path, value in outputs.items():
-        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages and value.numel():
-            found[path] = storages[value.untyped_storage().data_ptr()]
-    return found
 
 
 def _exchanged(leaf: Any, generator: torch.Generator, pairs: int, *, free: bool) -> Any:
@@ -1160,18 +692,3 @@ def _touched(leaf: Any, generator: torch.Generator) -> Any:
     changed = leaf.clone()
     changed[indices[0]] = values[far] if values[far] != values[0] else values[0] + 0.5
     return changed
-
-
-def _size_of(tensor: Tensor) -> float:
-    """The largest magnitude; NaN or infinite where an element is."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _same_bytes(a: Tensor, b: Tensor) -> bool:
-    """Bitwise equality, NaN payloads included, of two tensors of one spec."""
-    if a.numel() == 0:
-        return True
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size())
-    if width is None or a.is_complex():
-        return torch.equal(torch.view_as_real(a.contiguous()), torch.view_as_real(b.contiguous()))
-    return torch.equal(a.contiguous().view(width), b.contiguous().view(width))

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, ForgeError, OracleError, TargetError
-from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.bench import Bench
 from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.exchanges import Moved
 from pytest_cudaforge.evaluation.faults import is_fatal
+from pytest_cudaforge.evaluation.frames import Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.importing import options_asked
 from pytest_cudaforge.evaluation.initial import encode_init

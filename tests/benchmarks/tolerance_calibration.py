@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pytest_cudaforge.evaluation.bench import SUM_NOISE
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
+from pytest_cudaforge.evaluation.expectation import SUM_NOISE
 from pytest_cudaforge.evaluation.precision import FEW, Fp64Mode
 from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw
 

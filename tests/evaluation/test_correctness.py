@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_cudaforge.evaluation.bench import SUM_NOISE
 from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule, judge_indices, judge_output
+from pytest_cudaforge.evaluation.expectation import SUM_NOISE
 from pytest_cudaforge.evaluation.precision import Fp64Mode
 from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pytest_cudaforge.evaluation import bench, usual
-from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.bench import Bench
+from pytest_cudaforge.evaluation.frames import Case
 from pytest_cudaforge.evaluation.subject import Subject
 from pytest_cudaforge.runtime.signature import flatten_output, unflatten_call
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from judged_targets import find
 
-from pytest_cudaforge.evaluation.bench import Bench, Case
+from pytest_cudaforge.evaluation.bench import Bench
+from pytest_cudaforge.evaluation.frames import Case
 from pytest_cudaforge.evaluation.rotation import Rotation
 from pytest_cudaforge.evaluation.subject import Subject
 

@@ -10,10 +10,12 @@ import torch
 from gradient_targets import candidate, find, write_repo
 from known_ceilings import cache_with_ceilings
 
-from pytest_cudaforge.evaluation.bench import Bench, Case, region_view
+from pytest_cudaforge.evaluation.bench import Bench
 from pytest_cudaforge.evaluation.cases import call_layout
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.frames import Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
+from pytest_cudaforge.evaluation.regions import region_view
 from pytest_cudaforge.records import Candidate, DeviceFacts, Evaluation, Status, from_json, to_json
 from pytest_cudaforge.runtime.gradients import FUNCTION, backward_workload
 from pytest_cudaforge.runtime.signature import Signature, describe_module
