@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = [
+    "ALONE",
     "ANSWERING",
     "ATTACH",
     "BROKEN",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 NewInstance = Literal["beside", "otherwise", "copy", "copy as old", "weights alone", "alone"]
+#: Those for which the instances before go first.
+ALONE: frozenset[NewInstance] = frozenset({"weights alone", "alone"})
 
 #: Operations; those that a plan's worker knows, too, have its numbers.
 START, ATTACH, DETACH, RELOAD, RUN, RUN_MANY, PROFILE, COMPILED = 1, 2, 3, 4, 5, 6, 8, 9

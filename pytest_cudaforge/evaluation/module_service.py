@@ -11,15 +11,12 @@ import contextlib
 import copy
 import functools
 import gc
-import importlib.util
 import json
 import math
-import random
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,12 +35,15 @@ from pytest_cudaforge.evaluation.changes import decode_changes, writers
 from pytest_cudaforge.evaluation.channel import Channel, Request
 from pytest_cudaforge.evaluation.contract import OVERLAPS
 from pytest_cudaforge.evaluation.extensions import NEVER
-from pytest_cudaforge.evaluation.module_gradients import Gradients, NoGradients
+from pytest_cudaforge.evaluation.module_answers import as_it_was, copy_of, holders, overwrite, share, sharing, uses
+from pytest_cudaforge.evaluation.module_faults import CandidateError, CandidateFile, short
+from pytest_cudaforge.evaluation.module_gradients import Gradients
+from pytest_cudaforge.evaluation.module_instances import Instances
 from pytest_cudaforge.evaluation.module_requests import (
+    ALONE,
     ANSWERING,
     ATTACH,
     BROKEN,
-    BUILD_REFUSED,
     CALL_ANOTHER,
     COMPILED,
     DETACH,
@@ -90,42 +90,19 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_CLASS_NAME = "ModelNew"
 _STATE = "the module's parameters and buffers, as state_dict has them"
-_MAX_FRAMES = 8
-_MAX_ERROR_CHARS = 4000
-#: What a caller may write into an answer of integers.
-_WRITTEN = 77
 #: What torch's allocator may take of a device's memory; the rest is the oracle's and its references'.
 _MEMORY_SHARE = 0.6
 #: How often a GPU is looked at between calls, after how long, and what waiting for an idle one takes at most.
 _IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
 #: How long calls on copies of the inputs go on.
 _FRESH_NS = 400_000_000
-#: How long instances are made, and how many at most, until one lies where another lay.
-_CONSTRUCTING_NS, _MOST_ELSEWHERE = 100_000_000, 12
-#: Weights of an instance of twice the size, of the one before.
-_MOST_DOUBLED_BYTES = 1 << 24
-#: What another instance of other settings may take on the host, and on the device, in bytes; and how long the one
-#: before may have taken, in ns.
-_MOST_BESIDE_BYTES, _MOST_BESIDE_DEVICE_BYTES, _MOST_BESIDE_NS = 1 << 30, 1 << 28, 500_000_000
-#: Objects of Python's that are made until one lies at a place that has just become free: more than had been free
-#: before, which come first where the place's neighbours had gone earlier.
-_MOST_FILLERS = 1 << 18
 #: Before anybody can change them.
 _sleep, _clock = time.sleep, time.perf_counter_ns
 #: Some 5 ms: longer than host code takes from forward's first line to its last launch.
 _LATE_CYCLES = 10_000_000
 #: Where a module holds its answers as well, further ones are kept for so long, of so many bytes and calls in all.
 _KEEP_ON_NS, _KEEP_ON_BYTES, _MOST_KEPT_ON = 1_000_000_000, 1 << 27, 1 << 16
-
-
-class _CandidateError(Exception):
-    """The candidate's own code raised; the text shows its own frames. ``status`` is what to answer."""
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status = status
-        super().__init__(text)
 
 
 def serve(channel: Channel) -> None:
@@ -139,7 +116,7 @@ def serve(channel: Channel) -> None:
                 blob = extensions.packed_cache()
             else:
                 text = service.answer(request)
-        except _CandidateError as error:
+        except CandidateError as error:
             status, text = error.status, str(error)
         except DeviceError as error:
             status = DEVICE_REFUSED if request.operation in (START, ATTACH) else LAUNCH_REFUSED
@@ -155,7 +132,7 @@ def serve(channel: Channel) -> None:
         channel.send_reply(request.nonce, status, text=text if status in (OK, NEEDS_BUILD) else text[:8000], blob=blob)
 
 
-class _Bound:
+class Bound:
     """One buffer set: the call's arguments over the arena, the places of its outputs, state to load."""
 
     def __init__(self, service: _Service, bindings: Sequence[Sequence[int]]) -> None:
@@ -179,7 +156,7 @@ class _Bound:
     def _call(self, service: _Service) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return service.unflatten({**service.leaves, **{path: tensor for path, (_, tensor) in self.inputs.items()}})
 
-    def on(self, service: _Service, inputs: dict[str, tuple[int, torch.Tensor]]) -> _Bound:
+    def on(self, service: _Service, inputs: dict[str, tuple[int, torch.Tensor]]) -> Bound:
         """The same, with ``inputs`` in the place of its own."""
         other = copy.copy(self)
         other.inputs = inputs
@@ -200,18 +177,14 @@ class _Service:
         self.output_views: list[tuple[str, plan.View]] = []
         self.leaves: dict[str, Any] = {}
         self._arenas: dict[int, HostArena | DeviceArena] = {}
-        self._bound: dict[tuple[Binding, ...], _Bound] = {}
-        self._rotation: list[_Bound] = []
+        self._bound: dict[tuple[Binding, ...], Bound] = {}
+        self._rotation: list[Bound] = []
         #: (place in the arena, what the last call returned) of its outputs
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
         #: Answers that are kept, each with a copy.
         self._kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         self._gradients: Gradients | None = None
-        #: Instances made before, which live on beside the one that is called.
-        self._others: list[Any] = []
-        #: What the candidate's constructor took, the last time.
-        self._constructing_ns = 0
-        self._called: _Bound | None = None
+        self._called: Bound | None = None
         self._tree: Any = None
         self._driver: Any = None
         self._crowd: Crowd | None = None
@@ -254,7 +227,7 @@ class _Service:
             found = changed(self._found, found_settings(self._torch))
             drawn = [DRAWN] if self._random.drawn else []
             drawn += [TORCH_OPERATORS] if torch_operators(self._torch) else []
-            drawn += [_STATE] if self._replaced() else []
+            drawn += [_STATE] if self._instances.replaced() else []
             every = [*left, *found, *drawn, *self._modes(), *self._random.reseeded, *self._at_work(), *self._staying()]
             return json.dumps(list(dict.fromkeys([*every, *self._onlookers.seen])))
         elif request.operation == ALLOCATED:
@@ -294,19 +267,19 @@ class _Service:
         torch.set_grad_enabled(False)
         folder = Path(tempfile.gettempdir())
         self._found = found_settings(torch)
-        self._file = folder / Path(self._recipe.file_name).name
+        self._file = CandidateFile(folder / Path(self._recipe.file_name).name)
         self._onlookers = Onlookers()
         self._threads = (threading.current_thread(), *threading.enumerate())
         operators_at_first(torch)
         libraries, compiled = _cut(asked["libraries"], blob)
         extensions.install(folder, libraries, self._recipe.sabotage)
         extensions.unpack_cache(compiled)
-        self._file.write_text(self._recipe.source, encoding="utf-8")
-        self._class = self._guarded(BUILD_REFUSED, "importing the file", self._import)
+        self._file.path.write_text(self._recipe.source, encoding="utf-8")
+        self._instances = Instances(self._file, self._recipe, self.device)
         extensions.change_triton()
-        self._construct()
+        self._instances.construct()
         self._settings = self._settings_now()
-        known = {**self._state, **self._attributes}
+        known = {**self._instances.state, **self._instances.attributes}
         state = [[path, list(t.shape), str(t.dtype).removeprefix("torch.")] for path, t in known.items()]
         return json.dumps({"state": state})
 
@@ -323,201 +296,22 @@ class _Service:
         self._bound.clear()
         self._held = []
 
-    def _import(self) -> Any:
-        name = "cudaforge_candidate"
-        spec = importlib.util.spec_from_file_location(name, self._file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        found, Module = getattr(module, _CLASS_NAME, None), self._torch.nn.Module
-        if not isinstance(found, type) or not issubclass(found, Module):
-            raise _CandidateError(
-                BUILD_REFUSED,
-                f"the file defines no {_CLASS_NAME}\n  expected: class {_CLASS_NAME}(torch.nn.Module) at module level",
-            )
-        own = [name for name in ("__call__", "_call_impl") if getattr(found, name) is not getattr(Module, name)]
-        if own:
-            raise _CandidateError(
-                BUILD_REFUSED,
-                f"{_CLASS_NAME} has a {own[0]} of its own, past which no hook and no wrapper of the module comes\n"
-                "  expected: forward alone",
-            )
-        return found
-
     def _renew(self, how: NewInstance) -> None:
         self._held = []
-        if how == "otherwise":
-            self._construct_otherwise()
-            return
-        if how in ("beside", "copy", "copy as old"):
-            self._others.append(self._model)
-            if how == "beside":
-                self._construct()
-            else:
-                copied = functools.partial(self._copied, as_old=how == "copy as old")
-                self._take(self._guarded(LAUNCH_REFUSED, "copying it (copy.deepcopy)", copied))
+        if how not in ALONE:
+            self._instances.add(how)
             return
         kept, self._kept = self._kept, []
-        self._others = []
         self._bound.clear()
-        self._construct_where(how, [copied for answer in kept for _, copied in answer])
-        if not all(_as_it_was(tensor, copied) for answer in kept for tensor, copied in answer):
-            raise _CandidateError(LAUNCH_REFUSED, "answers that were kept changed when the module was gone")
-
-    def _copied(self, *, as_old: bool) -> Any:
-        """A deep copy whose weights have been written oftener than those that it was copied from, or, once others are
-        loaded, as often (``as_old``): who knows its weights by their version takes them for the first one's. torch
-        parts a copy's parameters from what shared their memory: of no use then."""
-        weights = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
-        own = (value for module in self._model.modules() for value in vars(module).values())
-        if any(isinstance(v, self._torch.Tensor) and v.untyped_storage().data_ptr() in weights for v in own):
-            raise ValueError("parts of it share its parameters' memory")
-        copied = copy.deepcopy(self._model)
-        for old, new in zip(self._model.parameters(), copied.parameters(), strict=True):
-            wanted = old._version - 1 if as_old else old._version + 1
-            while new.is_floating_point() and new._version < wanted:
-                new.mul_(1)
-        return copied
-
-    def _construct_where(self, how: NewInstance, alike: Sequence[torch.Tensor]) -> None:
-        """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself.
-        ``alike``: what others write where memory has become free."""
-        before, number = {tensor.data_ptr() for tensor in self._state.values()}, id(self._model)
-        del self._model, self._state
-        gc.collect()
-        written = [self._torch.full_like(tensor, _WRITTEN) for tensor in alike]
-        del written
-        if how == "alone":
-            self._construct_at(number)
-            return
-        until = _clock() + _CONSTRUCTING_NS
-        elsewhere: list[Any] = []
-        while True:
-            self._construct()
-            if before & {tensor.data_ptr() for tensor in self._state.values()}:
-                return
-            if _clock() > until or len(elsewhere) == _MOST_ELSEWHERE:
-                return
-            elsewhere.append(self._model)
-
-    def _construct_at(self, number: int) -> None:
-        """An instance whose ``id`` is this one, if Python's allocator can be brought to it."""
-        until = _clock() + 4 * _CONSTRUCTING_NS
-        self._construct(self._fillers(number))
-        # What is made on the way to an object may take its place for a moment.
-        while id(self._model) != number and _clock() < until:
-            del self._model, self._state
-            self._construct(self._fillers(number))
-
-    def _fillers(self, number: int) -> list[Any]:
-        """Objects of the class until one lies at this place: when that one goes, its place is Python's next."""
-        fillers: list[Any] = []
-        while not hasattr(self._class, "__del__") and len(fillers) < _MOST_FILLERS:
-            fillers.append(object.__new__(self._class))
-            if id(fillers[-1]) == number:
-                break
-        return fillers
-
-    def _construct(self, fillers: list[Any] | None = None) -> None:
-        """``fillers``: whose last one goes, and leaves its place to the instance."""
-        from pytest_cudaforge.evaluation.initial import decode_init
-
-        args, kwargs = decode_init(self._recipe.init)
-        self._seed()
-
-        def made() -> Any:
-            if fillers:
-                fillers.pop()
-            return self._class(*args, **kwargs)
-
-        began = _clock()
-        model = self._guarded(LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made)
-        self._constructing_ns = _clock() - began
-        if self._recipe.mode:
-            model.train(self._recipe.mode == "train")
-        self._take(self._guarded(LAUNCH_REFUSED, "moving it to the device", lambda: model.to(self.device)))
+        self._instances.replace(how, [copied for answer in kept for _, copied in answer])
+        if not all(as_it_was(tensor, copied) for answer in kept for tensor, copied in answer):
+            raise CandidateError(LAUNCH_REFUSED, "answers that were kept changed when the module was gone")
 
     def _call_another(self, bindings: Sequence[Sequence[int]]) -> None:
-        """Of some, whose sizes are those of the first one, so that the same inputs fit; nobody promised that they take
-        the call."""
-        bound, others = self._bind(bindings), len(self._others)
-        self._construct_otherwise(sizes=False)
-        for model in self._others[others:]:
-            if self._recipe.mode:
-                model.train(self._recipe.mode == "train")
-            with contextlib.suppress(_CandidateError):
-                moved = self._guarded(
-                    LAUNCH_REFUSED, "moving it to the device", functools.partial(model.to, self.device)
-                )
-                self._guarded(LAUNCH_REFUSED, "forward", functools.partial(moved, *bound.args, **bound.kwargs))
-        del self._others[others:]  # what it leaves to all of its class stays, its weights need not
-        extensions.missing()
+        bound = self._bind(bindings)
+        self._instances.call_others(bound.args, bound.kwargs)
         if self._driver is not None:
             checked(self._driver.cuCtxSynchronize(), "calling an instance of other settings")
-
-    def _construct_otherwise(self, *, sizes: bool = True) -> None:
-        """Another layer of the network: with other settings, if it takes such and they need no extension of their own;
-        where they leave all ``sizes`` alone, one for each kind of settings that it takes.
-        Nobody promised that it does. Weights of some size stay as large as they are, as do all where nothing that may
-        be a size is to change, and what takes long, or far more memory (a number may be an exponent), is left out."""
-        from pytest_cudaforge.evaluation.initial import decode_init, other_settings
-        from pytest_cudaforge.evaluation.room import within
-
-        if self._constructing_ns > _MOST_BESIDE_NS:
-            return
-        given = decode_init(self._recipe.init)
-        whole = sizes and sum(tensor.nbytes for tensor in self._state.values()) <= _MOST_DOUBLED_BYTES
-        settings = self._guarded(LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole))
-        for args, kwargs in settings:
-            self._seed()
-            made = functools.partial(self._class, *args, **kwargs)
-            before = self._allocated()
-            try:
-                with within("cpu", _MOST_BESIDE_BYTES):
-                    self._others.append(self._guarded(LAUNCH_REFUSED, f"constructing {_CLASS_NAME}", made))
-            except _CandidateError:
-                continue
-            finally:
-                extensions.missing()
-            if self._allocated() - before > _MOST_BESIDE_DEVICE_BYTES:
-                del self._others[-1]
-            elif sizes:
-                return
-            gc.collect()
-            self._torch.cuda.empty_cache()
-
-    def _allocated(self) -> int:
-        """Bytes of the device's memory that tensors have; a CPU's process has a limit of its own."""
-        return 0 if self._driver is None else int(self._torch.cuda.memory_allocated(self.device))
-
-    def _take(self, model: Any) -> None:
-        self._model = model.requires_grad_(False)
-        self._saved = frozenset(self._guarded(LAUNCH_REFUSED, "state_dict()", model.state_dict))
-        self._state = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        #: Plain attributes, which forward may put another tensor into.
-        self._attributes = {
-            path: tensor
-            for path in self._recipe.written
-            if path not in self._state and (tensor := self._attribute(path)) is not None
-        }
-
-    def _replaced(self) -> bool:
-        """Has a call put other parameters or buffers in the place of those that a checkpoint knows, or other values?"""
-        now = self._guarded(LAUNCH_REFUSED, "state_dict()", lambda: self._model.state_dict(keep_vars=True))
-        kept = {path: tensor for path, tensor in self._state.items() if path in self._saved}
-        for path, tensor in kept.items():
-            other = now.get(path)
-            if other is tensor:
-                continue
-            if other is None or other.shape != tensor.shape or other.dtype != tensor.dtype:
-                return True
-            if not self._torch.equal(other, tensor):
-                return True
-        return False
 
     def _settings_now(self) -> dict[str, object]:
         found = torch_settings(self._torch, team=self.device.type == "cpu")
@@ -542,7 +336,7 @@ class _Service:
                 "torch.get_num_threads()": torch.get_num_threads() == 1,
                 OPENMP_THREADS: not changed({OPENMP_THREADS: counts}, {OPENMP_THREADS: openmp_counts()}),
             }
-        except _CandidateError:
+        except CandidateError:
             return ()  # nobody promised gradients
         finally:
             torch.set_grad_enabled(False)
@@ -570,38 +364,6 @@ class _Service:
             if _clock() - began < _IDLE_NS:
                 return ()
         return ("the device, which works on although no call is being made",)
-
-    def _seed(self) -> None:
-        """As the oracle seeds before it constructs the reference."""
-        seed = self._recipe.seed
-        self._torch.manual_seed(seed)
-        random.seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed % (1 << 32))
-
-    def _guarded(self, status: int, doing: str, action: Callable[[], Any]) -> Any:
-        """``action`` of the candidate's; what it raises becomes an answer with its own frames."""
-        try:
-            return action()
-        except _CandidateError:
-            raise
-        except NEVER:
-            raise _CandidateError(NEEDS_BUILD, "") from None
-        except NoGradients as error:
-            raise _CandidateError(LAUNCH_REFUSED, str(error)) from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise _CandidateError(status, f"{doing} failed\n{self._own_frames(error)}") from error
-
-    def _own_frames(self, error: BaseException) -> str:
-        lines = []
-        if isinstance(error, SyntaxError) and error.filename == str(self._file):
-            text = (error.text or "").strip()
-            return f"{self._file.name}:{error.lineno}: {text}\nSyntaxError: {error.msg}"
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == str(self._file):
-                lines.append(f"{self._file.name}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
-        return "\n".join([*lines[-_MAX_FRAMES:], _message(error), *_advice(error)])
 
     # -- memory
 
@@ -637,10 +399,10 @@ class _Service:
 
         return unflatten_call(self._tree, leaves)
 
-    def _bind(self, bindings: Sequence[Sequence[int]]) -> _Bound:
+    def _bind(self, bindings: Sequence[Sequence[int]]) -> Bound:
         key = tuple((slot, offset) for slot, offset in bindings)
         if key not in self._bound:
-            self._bound[key] = _Bound(self, bindings)
+            self._bound[key] = Bound(self, bindings)
         return self._bound[key]
 
     # -- calls
@@ -648,9 +410,13 @@ class _Service:
     @property
     def _function(self) -> Callable[..., Any]:
         """What a call is a call of: the model, or forward and backward in one."""
-        return self._model if self._gradients is None else functools.partial(self._gradients.of, self._model)
+        return (
+            self._instances.model
+            if self._gradients is None
+            else functools.partial(self._gradients.of, self._instances.model)
+        )
 
-    def _call(self, bound: _Bound) -> Any:
+    def _call(self, bound: Bound) -> Any:
         doing, onlookers = "forward" if self._gradients is None else "forward and backward", self._onlookers
 
         def called() -> Any:
@@ -661,12 +427,12 @@ class _Service:
                     onlookers.left = True
             return answer
 
-        return self._guarded(LAUNCH_REFUSED, doing, called)
+        return self._file.guarded(LAUNCH_REFUSED, doing, called)
 
-    def _called_training(self, bound: _Bound) -> Any:
+    def _called_training(self, bound: Bound) -> Any:
         """As elsewhere, with inputs and parameters that ask for gradients; nobody goes back through the answer."""
         written = self._recipe.written if self._recipe is not None else ()
-        named = self._model.named_parameters()
+        named = self._instances.model.named_parameters()
         trained = [p for path, p in named if p.is_floating_point() and path not in written]
         inputs = {path: (index, _asking(tensor)) for path, (index, tensor) in bound.inputs.items()}
         for parameter in trained:
@@ -677,7 +443,7 @@ class _Service:
             for parameter in trained:
                 parameter.requires_grad_(False)
 
-    def _called_elsewhere(self, bound: _Bound) -> Any:
+    def _called_elsewhere(self, bound: Bound) -> Any:
         """In a new thread, whose settings are torch's own, as a server's or DataParallel's are."""
         torch = self._torch
         with ThreadPoolExecutor(1) as pool:
@@ -715,7 +481,7 @@ class _Service:
             if place.data_ptr() not in own:
                 place.copy_(tensor)
         for _, tensor in held if write_over else ():
-            _write_over(tensor)  # as a caller may, in an answer that is its own
+            overwrite(tensor)  # as a caller may, in an answer that is its own
         self._synchronize()
         return json.dumps(leaves)
 
@@ -726,7 +492,7 @@ class _Service:
             self._crowd = Crowd(self.device.index or 0)
         return self._crowd
 
-    def _written_late(self, bound: _Bound) -> _Bound:
+    def _written_late(self, bound: Bound) -> Bound:
         """The same call on copies of its inputs, which the stream of the caller writes in some milliseconds: as behind
         a layer that is still at work."""
         fresh = {path: (index, tensor.clone()) for path, (index, tensor) in bound.inputs.items()}
@@ -757,9 +523,9 @@ class _Service:
                 bound = bounds[i % count]
                 fetch(model(*bound.args, **bound.kwargs), bound.outputs)
         except NEVER:
-            raise _CandidateError(NEEDS_BUILD, "") from None
+            raise CandidateError(NEEDS_BUILD, "") from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise _CandidateError(LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
+            raise CandidateError(LAUNCH_REFUSED, f"forward failed\n{self._file.own_frames(error)}") from error
         self._synchronize()
 
     def _run_fresh(self, bindings: Sequence[Sequence[int]], calls: int) -> int:
@@ -770,14 +536,14 @@ class _Service:
         memory: list[list[torch.UntypedStorage]] = []
         until = _clock() + _FRESH_NS  # what is new to a module for each address may take long
         while len(memory) < calls and _clock() < until:
-            fresh = {path: (index, _copy_of(tensor)) for path, (index, tensor) in bound.inputs.items()}
+            fresh = {path: (index, copy_of(tensor)) for path, (index, tensor) in bound.inputs.items()}
             memory.append([tensor.untyped_storage() for _, tensor in fresh.values()])
             self._call(bound.on(self, fresh))
             del fresh
         self._synchronize()
         gc.collect()
-        alone = _holders(self._torch.empty(1).untyped_storage())
-        return calls - sum(any(_holders(storage) > alone for storage in call) for call in memory)
+        alone = holders(self._torch.empty(1).untyped_storage())
+        return calls - sum(any(holders(storage) > alone for storage in call) for call in memory)
 
     def _run_changed(self, asked: Any, blob: bytes) -> None:
         """As :meth:`_run_many`, with other values written before some of the calls."""
@@ -797,9 +563,9 @@ class _Service:
                     if call >= calls - count:
                         fetch(output, bound.outputs)
             except NEVER:
-                raise _CandidateError(NEEDS_BUILD, "") from None
+                raise CandidateError(NEEDS_BUILD, "") from None
             except (Exception, SystemExit, KeyboardInterrupt) as error:
-                raise _CandidateError(LAUNCH_REFUSED, f"forward failed\n{self._own_frames(error)}") from error
+                raise CandidateError(LAUNCH_REFUSED, f"forward failed\n{self._file.own_frames(error)}") from error
             self._synchronize()
 
     def _run_kept(self, sets: Sequence[Any], order: Sequence[int], *, first: bool) -> tuple[int, int]:
@@ -817,21 +583,21 @@ class _Service:
         if not first and self._holds_answers():
             self._keep_on(bounds)
         self._synchronize()
-        changed_ = sum(not all(_as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
-        return changed_, _sharing([tensor for tensor, _ in answer] for answer in self._kept)
+        changed_ = sum(not all(as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
+        return changed_, sharing([tensor for tensor, _ in answer] for answer in self._kept)
 
     def _holds_answers(self) -> bool:
         """Does somebody else hold most of the answers that are kept, as who gives each of many in turn does?"""
 
-        def holders(answers: Iterable[Sequence[tuple[torch.Tensor, Any]]]) -> list[tuple[int, int]]:
-            return [(sys.getrefcount(tensor), _uses(tensor)) for answer in answers for tensor, _ in answer]
+        def held_by(answers: Iterable[Sequence[tuple[torch.Tensor, Any]]]) -> list[tuple[int, int]]:
+            return [(sys.getrefcount(tensor), uses(tensor)) for answer in answers for tensor, _ in answer]
 
-        (alone,) = holders([[(self._torch.empty(1), None)]])
+        (alone,) = held_by([[(self._torch.empty(1), None)]])
         # Of the first half views are kept.
-        found = holders(self._kept[-(-len(self._kept) // 2) :])
+        found = held_by(self._kept[-(-len(self._kept) // 2) :])
         return 2 * sum(held[0] > alone[0] or held[1] > alone[1] for held in found) > len(found)
 
-    def _keep_on(self, bounds: Sequence[_Bound]) -> None:
+    def _keep_on(self, bounds: Sequence[Bound]) -> None:
         """As many answers more as there is time and memory for: sooner or later one lies where an early one does."""
         kept: list[list[torch.Tensor]] = []
         until, taken = time.perf_counter_ns() + _KEEP_ON_NS, 0
@@ -841,7 +607,7 @@ class _Service:
             taken += sum(tensor.nbytes for tensor in kept[-1])
         self._synchronize()
 
-    def _own_tensors(self, bound: _Bound, output: Any) -> list[torch.Tensor]:
+    def _own_tensors(self, bound: Bound, output: Any) -> list[torch.Tensor]:
         """The tensors of an answer that lie neither in the call's inputs nor in the module's state."""
         from pytest_cudaforge.errors import TargetError
         from pytest_cudaforge.runtime.signature import flatten_output
@@ -858,27 +624,17 @@ class _Service:
             raise LaunchFailure(f"no arena is attached under slot {slot}")
         return self._arenas[slot].address + offset
 
-    def _attribute(self, path: str) -> torch.Tensor | None:
-        """The tensor that a plain attribute holds now."""
-        value: Any = self._model
-        for name in path.split("."):
-            if name.isdigit() and isinstance(value, (list, tuple)):
-                value = value[int(name)] if int(name) < len(value) else None
-            else:
-                value = getattr(value, name, None)
-        return value if type(value) is self._torch.Tensor else None
-
-    def _matched(self, bound: _Bound) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    def _matched(self, bound: Bound) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """(buffer, the reference's tensor, the candidate's) where name, shape and dtype are the same."""
-        now = ((path, self._attribute(path)) for path in self._attributes)
-        state = {**self._state, **{path: tensor for path, tensor in now if tensor is not None}}
+        now = ((path, self._instances.attribute(path)) for path in self._instances.attributes)
+        state = {**self._instances.state, **{path: tensor for path, tensor in now if tensor is not None}}
         for path, tensor in state.items():
             if path in bound.state:
                 index, place = bound.state[path]
                 if tensor.shape == place.shape and tensor.dtype == place.dtype:
                     yield index, place, tensor
 
-    def _load_weights(self, bound: _Bound) -> None:
+    def _load_weights(self, bound: Bound) -> None:
         """Only where they changed: a module may know its weights by their version."""
         for _, place, tensor in self._matched(bound):
             if not self._same(tensor, place):
@@ -888,13 +644,13 @@ class _Service:
         """An attribute may lie elsewhere before the first call: a module does not take it along to a device."""
         return self._torch.equal(tensor.to(place.device), place)
 
-    def _show_state(self, bound: _Bound) -> None:
+    def _show_state(self, bound: Bound) -> None:
         """What forward wrote into its state goes where the oracle compares it."""
         for _, place, tensor in self._matched(bound):
             if not self._same(tensor, place):  # what forward leaves alone may be mapped read-only
                 place.copy_(tensor)
 
-    def _deliver(self, bound: _Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _deliver(self, bound: Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:
         """Copy fitting outputs into the arena: (what was returned, as data; (place, tensor) pairs copied)."""
         from pytest_cudaforge.errors import TargetError
         from pytest_cudaforge.runtime.signature import flatten_output
@@ -902,14 +658,14 @@ class _Service:
         try:
             leaves, _ = flatten_output(output)
         except TargetError as error:
-            return [["out", {"opaque": _short(error.what)}]], []
+            return [["out", {"opaque": short(error.what)}]], []
         told, copied = [], []
         seen: dict[str, torch.Tensor] = {}
         for path, leaf in leaves.items():
             description = self._describe(leaf, bound)
             first = self._overlapped(leaf, seen) if path not in self._shared else None
             if first is not None:
-                description = {"opaque": _short(f"a tensor that {OVERLAPS.format(first)}")}
+                description = {"opaque": short(f"a tensor that {OVERLAPS.format(first)}")}
             elif isinstance(leaf, self._torch.Tensor):
                 seen[path[:200]] = leaf
             told.append([path[:200], description])
@@ -921,22 +677,22 @@ class _Service:
                 copied += [(place, leaf)] if description["alias"] is None else []
         return told, copied
 
-    def _describe(self, leaf: Any, bound: _Bound) -> dict[str, Any]:
+    def _describe(self, leaf: Any, bound: Bound) -> dict[str, Any]:
         from pytest_cudaforge.runtime.signature import spec_of
 
         torch = self._torch
         if not isinstance(leaf, torch.Tensor):
             return {"value": plan.encode_tree(leaf)}
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-            return {"opaque": _short(f"a {type(leaf).__name__}, which is no plain tensor")}
+            return {"opaque": short(f"a {type(leaf).__name__}, which is no plain tensor")}
         if leaf.is_inference() and not torch.is_inference_mode_enabled():
             return {"opaque": "an inference tensor, which code that records gradients cannot use"}
         if leaf.device != self.device and leaf.device.type != self.device.type:
-            return {"opaque": _short(f"a tensor on {leaf.device}")}
+            return {"opaque": short(f"a tensor on {leaf.device}")}
         try:
             spec = spec_of(leaf)
         except UsageError as error:
-            return {"opaque": _short(error.what)}
+            return {"opaque": short(error.what)}
         return {"tensor": plan.encode_spec(spec), "alias": self._alias(leaf, bound)}
 
     def _overlapped(self, leaf: Any, seen: Mapping[str, torch.Tensor]) -> str | None:
@@ -944,9 +700,9 @@ class _Service:
         torch = self._torch
         if not isinstance(leaf, torch.Tensor):
             return None
-        return next((path for path, other in seen.items() if _share(leaf, other)), None)
+        return next((path for path, other in seen.items() if share(leaf, other)), None)
 
-    def _alias(self, leaf: torch.Tensor, bound: _Bound) -> list[int] | None:
+    def _alias(self, leaf: torch.Tensor, bound: Bound) -> list[int] | None:
         """[buffer, byte offset] of the input or parameter whose memory the output shares."""
         if not leaf.numel():
             return None
@@ -979,10 +735,10 @@ class _Service:
 
         bound = self._bind(bindings)
         self._load_weights(bound)
-        given = [*(tensor for _, tensor in bound.inputs.values()), *self._state.values()]
+        given = [*(tensor for _, tensor in bound.inputs.values()), *self._instances.state.values()]
         try:
             return answering(lambda: flatten_output(self._call(bound))[0], given)
-        except (_CandidateError, TargetError):
+        except (CandidateError, TargetError):
             return ""  # nobody promised to run while somebody watches
 
 
@@ -995,87 +751,5 @@ def _cut(sizes: Sequence[Sequence[Any]], blob: bytes) -> tuple[dict[str, bytes],
     return found, blob[offset:]
 
 
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype lie in one storage and share an element there."""
-    if one.dtype != other.dtype or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    first, second = (plan.View(0, tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (one, other))
-    return plan.overlap(first, second)
-
-
-def _uses(tensor: torch.Tensor) -> int:
-    """How many hold it in C++; 0 where torch does not tell."""
-    return int(getattr(tensor, "_use_count", int)())
-
-
-def _sharing(answers: Iterable[Sequence[torch.Tensor]]) -> int:
-    """How many answers are in one storage with another, at another place: what never changes may be given again."""
-    places: dict[int, list[frozenset[int]]] = {}
-    for answer in answers:
-        by_storage: dict[int, set[int]] = {}
-        for tensor in answer:
-            if tensor.numel():
-                by_storage.setdefault(tensor.untyped_storage().data_ptr(), set()).add(tensor.data_ptr())
-        for storage, at in by_storage.items():
-            places.setdefault(storage, []).append(frozenset(at))
-    return sum(len(at) for at in places.values() if len(set(at)) > 1)
-
-
-def _holders(storage: torch.UntypedStorage) -> int:
-    """How many tensors, and others, share a storage."""
-    import torch
-
-    return int(torch._C._storage_Use_Count(storage._cdata))
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory of its own with the same values, strides included."""
-    if not tensor.numel():
-        return tensor.clone()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
-
-
-def _as_it_was(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Is each element the one that was copied, or both of them NaN?"""
-    return bool(((tensor == copy) | ((tensor != tensor) & (copy != copy))).all())
-
-
-def _write_over(tensor: torch.Tensor) -> None:
-    """Other values in every element, where no two of them share a place."""
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        return
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(math.nan)
-    elif str(tensor.dtype) == "torch.bool":
-        tensor.logical_not_()
-    else:
-        tensor.fill_(_WRITTEN)
-
-
 def _plain(leaf: Any) -> Any:
     return float(leaf["float"]) if isinstance(leaf, dict) else leaf
-
-
-def _message(error: BaseException) -> str:
-    """The candidate's exception in words, whatever its ``__str__`` does: no line of it passes for a verdict's own, nor
-    for a command to the runner of a CI job."""
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return text[:_MAX_ERROR_CHARS].replace("\n", "\n| ")
-
-
-def _advice(error: BaseException) -> tuple[str, ...]:
-    """What to do where the sandbox let no compiler start: torch.compile on a CPU calls one in the first forward."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, PermissionError) and "Inductor" in type(error).__name__:
-            return (
-                "  expected: no code that a C++ compiler builds in forward (torch.compile's on a CPU): none can start",
-                "  to do: write the C++ with load_inline, which is built outside, or a launch plan",
-            )
-        cause = cause.__cause__ or cause.__context__
-    return ()
-
-
-def _short(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)[:200]
