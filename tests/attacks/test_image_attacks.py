@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from judged_targets import find
@@ -110,8 +112,17 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
         yield judge
 
 
+def _kernels_page_is_sealed() -> bool:
+    """Newer kernels may seal what they map for the time of day (mseal of system mappings, Linux 6.15)."""
+    maps = Path("/proc/self/smaps").read_text()
+    flags = re.search(r"\[vdso\]\n.*?^VmFlags:(.*?)$", maps, re.DOTALL | re.MULTILINE)
+    return flags is not None and "sl" in flags[1].split()
+
+
 @pytest.mark.parametrize("how", FINDS)
 def test_code_that_is_found_in_memory(judged: Judged, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "the kernel's page" and _kernels_page_is_sealed():
+        pytest.skip("this kernel seals its page: what finds functions there stays unseen")
     refused = judged(FINDS[how])
     assert refused.status is Status.REJECTED and "looks for other code in memory" in refused.reason, refused.reason
     assert judged(NOWHERE).status is Status.PASSED
