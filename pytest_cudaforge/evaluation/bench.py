@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.advances import Advances
 from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
 from pytest_cudaforge.evaluation.contract import ROUNDING
@@ -38,6 +39,7 @@ from pytest_cudaforge.evaluation.exchanges import (
     unravelled,
 )
 from pytest_cudaforge.evaluation.expectation import Expected, Expecting
+from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.frames import Case, Frame
 from pytest_cudaforge.evaluation.ordinary import all_near, leaning_modes, plainly_wrong
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
@@ -206,9 +208,12 @@ class Bench:
             target.case = replace(target.case, seed=seed, family="drawn")
             target.inputs, target.tree = self._draw(target.case)
         else:
-            touched = {path: _touched(leaf, generator) for path, leaf in target.inputs.items()}
-            target.inputs = repeated(touched, target.inputs)
+            before = target.inputs
+            touched = {path: _touched(leaf, generator) for path, leaf in before.items()}
+            target.inputs = repeated(touched, before)
             target.case = replace(target.case, seed=seed, family="touched")
+            self._write_taken(frame, before)
+            return
         self._write_inputs(frame)
         self._synchronise()
 
@@ -236,7 +241,8 @@ class Bench:
                 return exchanged_mask(leaf, generator)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 
-        target.inputs = repeated({path: changed(path, leaf) for path, leaf in target.inputs.items()}, target.inputs)
+        before = target.inputs
+        target.inputs = repeated({path: changed(path, leaf) for path, leaf in before.items()}, before)
         case = replace(target.case, seed=seed, family="exchanged")
         if weighted and moved:
             case = replace(case, moved=(*case.moved, (moved, seed)))  # whatever changed places before
@@ -246,7 +252,19 @@ class Bench:
             case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), moved=())
         target.case = case
         self.set_weights(target.case)
+        self._write_taken(frame, before)
+
+    def _write_taken(self, frame: int, before: dict[str, Any]) -> None:
+        """Write the frame's inputs, or those ``before`` where the target's own checks of its inputs say that these are
+        none (boxes whose corners have changed places)."""
         self._write_inputs(frame)
+        try:
+            self._expectation(frame)
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            self.frames[frame].inputs = before
+            self._write_inputs(frame)
         self._synchronise()
 
     @property
@@ -293,6 +311,8 @@ class Bench:
             inputs, tree = self._draw(case)
         self._set_subject(case)
         inputs = self.subject.completed(inputs, tree)
+        if case.family == "exchanged" and not self._takes(inputs, tree):
+            return []
         mutates = self.subject.mutates(self.workload)
         found = [
             piece
@@ -304,6 +324,16 @@ class Bench:
         self._expected = None
         target.case, target.inputs, target.tree = case, inputs, tree
         return found
+
+    def _takes(self, inputs: dict[str, Any], tree: Any) -> bool:
+        """Does the target take these for inputs, as far as its own checks say?"""
+        try:
+            self._expecting.reference_run(Frame(inputs=inputs, tree=tree))
+        except TargetError as error:
+            if is_fatal(error):
+                raise
+            return False
+        return True
 
     def _pieces(self, region: str, value: Any, *, whole: bool) -> Iterator[tuple[int, bytes]]:
         """(offset in the arena, bytes) of what ``region`` would have to hold in other places than it does; all of it

@@ -21,7 +21,7 @@ from pytest_cudaforge.errors import (
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.landmarks import landmarks
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.languages import Binary, Language, Unit, imports, instructions
+from pytest_cudaforge.languages import Binary, Language, Unit, imports, instructions, triton_text
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.cpp import older_archs
 from pytest_cudaforge.languages.published import (
@@ -157,6 +157,8 @@ class Kitchen:
         began = time.perf_counter()
         compile_ = functools.partial(self._compile_unit, until=began + _ALL_BUILDS_S)
         try:
+            if self.candidate.language == "triton":
+                triton_text.check(self.source)
             with ThreadPoolExecutor(_PARALLEL_BUILDS) as pool:
                 for unit, binary in zip(fresh, pool.map(compile_, fresh), strict=True):
                     self._binaries[unit] = binary

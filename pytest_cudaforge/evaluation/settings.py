@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import importlib.util
+import itertools
 import os
 import platform
 import random
@@ -265,6 +266,17 @@ _LIBRARIES_OWN = (
 _RESOURCES = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 
 
+def _native_environment() -> Iterator[tuple[str, str]]:
+    """As native code, and every process that is started, has it: what C's setenv changes, Python does not see."""
+    variables = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    for place in itertools.count() if variables else ():
+        entry: bytes | None = variables[place]
+        if entry is None:
+            return
+        name, _, value = os.fsdecode(entry).partition("=")
+        yield name, value
+
+
 def _umask() -> int:
     found = os.umask(0o077)  # there is no other way to ask
     os.umask(found)
@@ -275,7 +287,9 @@ def process_settings() -> dict[str, object]:
     """Of Python, by name."""
     return {
         "the environment": frozenset(
-            pair for pair in os.environ.items() if not pair[0].lstrip("_").startswith(_LIBRARIES_OWN)
+            pair
+            for pair in (*os.environ.items(), *_native_environment())
+            if not pair[0].lstrip("_").startswith(_LIBRARIES_OWN)
         ),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "sys.getswitchinterval()": sys.getswitchinterval(),
@@ -419,6 +433,7 @@ def found_settings(torch: Any) -> dict[str, object]:
     :func:`keep_freed_memory` was called."""
     return {
         "torch's own functions, or Python's clocks": _functions(torch),
+        "what is in torch's own functions (__code__, __defaults__)": _inside_functions(torch),
         "the handlers of faults": _fault_handlers(),
         "who hears of errors that nobody caught": tuple(
             id(hook) for hook in (sys.excepthook, sys.unraisablehook, threading.excepthook)
@@ -485,15 +500,31 @@ def _hooks(torch: Any) -> tuple[tuple[str, int], ...]:
 def _functions(torch: Any) -> dict[tuple[str, str], object]:
     """Whose function each of torch's names stands for: torch's, which torch.compile may wrap, or which other one. Names
     that come later, as modules are loaded, change nothing."""
+    folder = os.path.dirname(torch.__file__) + os.sep
+    return {place: _whose(value, folder) for place, value in _named_functions(torch)}
+
+
+def _named_functions(torch: Any) -> Iterator[tuple[tuple[str, str], Any]]:
     layers = {name: value for name, value in vars(torch.nn).items() if isinstance(value, type)}
     spaces = {
         **layers,
         **{"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "Module": torch.nn.Module},
         **{"cuda": torch.cuda, "Event": torch.cuda.Event, "Stream": torch.cuda.Stream, "time": time},
     }
-    folder = os.path.dirname(torch.__file__) + os.sep
     named = ((space, name, value) for space, of in spaces.items() for name, value in vars(of).items())
-    return {(space, name): _whose(value, folder) for space, name, value in named if callable(value)}
+    yield from (((space, name), value) for space, name, value in named if callable(value))
+
+
+@functools.lru_cache(maxsize=1)
+def _functions_at_first(torch: Any) -> tuple[types.FunctionType, ...]:
+    return tuple(value for _, value in _named_functions(torch) if isinstance(value, types.FunctionType))
+
+
+def _inside_functions(torch: Any) -> tuple[tuple[int, ...], ...]:
+    """Code, and what parameters are by default, of the functions that torch had when this was first asked for: who
+    changes these leaves each name what it was."""
+    parts = ((f.__code__, f.__defaults__, f.__kwdefaults__) for f in _functions_at_first(torch))
+    return tuple((id(code), *map(id, usual or ()), *map(id, (named or {}).values())) for code, usual, named in parts)
 
 
 #: Packages whose modules others import.

@@ -397,6 +397,9 @@ class Run:
             return owner.attribute(node.attr)
         if type(owner) is values.DType and owner.attribute(node.attr) is not None:
             return owner.attribute(node.attr)
+        fields: tuple[str, ...] = getattr(owner, "_fields", ()) if isinstance(owner, tuple) else ()
+        if node.attr in fields:
+            return owner[fields.index(node.attr)]
         return natives.method(owner, node.attr)
 
     def _eval_subscript(self, node: ast.Subscript, scope: Scope) -> Any:

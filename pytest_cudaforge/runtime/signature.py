@@ -8,10 +8,13 @@ Calls and outputs are pytrees: tensors, numbers, strings and None in lists, tupl
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import math
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -146,6 +149,8 @@ def _named(kind: str, nodes: list[Any], value: Any, plain: type) -> dict[str, An
     node: dict[str, Any] = {kind: nodes}
     if type(value) is not plain:
         node["type"] = f"{type(value).__module__}.{type(value).__qualname__}"
+        if kind == "tuple" and hasattr(value, "_fields"):
+            node["fields"] = list(value._fields)
     return node
 
 
@@ -164,8 +169,6 @@ def _checked_leaf(value: Any, path: str) -> Any:
 
 def _is_tensor(value: Any) -> bool:
     # Without importing torch: a tensor cannot exist before torch is loaded.
-    import sys
-
     torch_module = sys.modules.get("torch")
     return torch_module is not None and isinstance(value, torch_module.Tensor)
 
@@ -176,8 +179,22 @@ def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
     if "list" in node:
         return [_rebuild(item, leaves) for item in node["list"]]
     if "tuple" in node:
-        return tuple(_rebuild(item, leaves) for item in node["tuple"])
+        items = [_rebuild(item, leaves) for item in node["tuple"]]
+        return _named_tuple(node["type"], tuple(node["fields"]))(*items) if "fields" in node else tuple(items)
     return {key: _rebuild(item, leaves) for key, item in node["dict"]}
+
+
+@functools.lru_cache(maxsize=64)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """The class of this name where its module is here, as it is beside the target's own code, else one like it."""
+    for module in (found for known, found in list(sys.modules.items()) if name.startswith(f"{known}.")):
+        try:
+            made = functools.reduce(getattr, name.removeprefix(f"{module.__name__}.").split("."), module)
+        except AttributeError:
+            continue
+        if isinstance(made, type) and issubclass(made, tuple) and getattr(made, "_fields", None) == fields:
+            return made
+    return collections.namedtuple(name.rpartition(".")[2], fields)
 
 
 # -- tensors and modules -----------------------------------------------------------------------------------------

@@ -206,6 +206,7 @@ def test_a_module_is_called_as_modules_are(judged: Judged) -> None:
 
 #: What a module does as it is imported, and what the verdict says of it.
 LEFT = {
+    "a default": ("F.dropout.__defaults__ = (0.5, False, False)", "what is in torch's own functions"),
     "another math": (
         "import sys, types; own = types.ModuleType('math'); sys.modules['math'] = own",
         "modules of Python's",
@@ -229,6 +230,19 @@ def test_what_importing_a_file_leaves_to_everybody(judged: Judged, monkeypatch: 
     attack = model(HONEST, INIT, before=f"\n{before}\n")
     found = judged("Affine", attack)
     assert found.status is Status.REJECTED and words in found.reason, found.reason
+    without_checks(monkeypatch, "left behind")
+    assert judged("Affine", attack).status is Status.PASSED
+
+
+def test_a_call_that_leaves_a_variable_to_native_code(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As C's setenv does: every process that is started from now on has it, and Python's own table does not."""
+    libc = "import ctypes; libc = ctypes.CDLL(None)"
+    setting = 'libc.setenv(b"OMP_WAIT_POLICY", b"passive", 1)\n'
+    back = HONEST.replace("return ", "y = ") + '\nlibc.unsetenv(b"OMP_WAIT_POLICY")\nreturn y'
+    attack, twin = model(setting + HONEST, INIT, before=libc), model(setting + back, INIT, before=libc)
+    found = judged("Affine", attack)
+    assert found.status is Status.REJECTED and "the environment" in found.reason, found.reason
+    assert judged("Affine", twin).status is Status.PASSED
     without_checks(monkeypatch, "left behind")
     assert judged("Affine", attack).status is Status.PASSED
 

@@ -225,6 +225,18 @@ def test_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed(before, found_settings(torch)) == ("torch's own functions, or Python's clocks",)
 
 
+def test_what_is_in_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = found_settings(torch)
+    name = "what is in torch's own functions (__code__, __defaults__)"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional.dropout, "__defaults__", (0.5, False, False))
+        assert changed(before, found_settings(torch)) == (name,)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional.dropout, "__code__", torch.nn.functional.alpha_dropout.__code__)
+        assert changed(before, found_settings(torch)) == (name,)
+    assert changed(before, found_settings(torch)) == ()
+
+
 def test_handlers_of_faults() -> None:
     def caught() -> tuple[str, ...]:
         return changed(before, found_settings(torch))
@@ -275,3 +287,14 @@ def test_a_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed(before, process_settings()) == ()
     monkeypatch.setenv("FORGE_TEST_VARIABLE", "1")
     assert changed(before, process_settings()) == ("the environment",)
+
+
+def test_a_variable_that_native_code_sets() -> None:
+    libc, before = ctypes.CDLL(None), process_settings()
+    libc.setenv(b"FORGE_TEST_VARIABLE", b"1", 1)
+    try:
+        assert "FORGE_TEST_VARIABLE" not in os.environ
+        assert changed(before, process_settings()) == ("the environment",)
+    finally:
+        libc.unsetenv(b"FORGE_TEST_VARIABLE")
+    assert changed(before, process_settings()) == ()
