@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["ORDERING", "DecidingMode", "MarginMode", "NamingMode", "decided_by_rounding", "exact", "kept"]
+__all__ = ["CHOOSING", "ORDERING", "DecidingMode", "MarginMode", "NamingMode", "decided_by_rounding", "exact", "kept"]
 
 _DECIDE = frozenset(
     [
@@ -54,6 +54,8 @@ ORDERING = frozenset(
         *("unique", "_unique2", "unique_dim", "unique_consecutive"),
     ]
 )
+#: Those, and operators that choose one of many by its value.
+CHOOSING = ORDERING | {"argmax", "argmin", "max", "min"}
 
 
 @undisabled

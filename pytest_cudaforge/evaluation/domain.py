@@ -12,6 +12,7 @@ import torch
 
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.decisions import (
+    CHOOSING,
     ORDERING,
     DecidingMode,
     MarginMode,
@@ -149,7 +150,8 @@ class Domain:
             if family not in known:
                 special = {"edges": self._takes_edges, "ties": self._takes_ties}
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
-                special |= {"stretches": self._takes_shut, "fronts": self._takes_shut, "ordered": self._takes_ordered}
+                special |= {"stretches": self._takes_shut, "fronts": self._takes_shut}
+                special |= {"ordered": self._takes_ordered, "leading": self._takes_leading}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
@@ -191,6 +193,9 @@ class Domain:
 
     def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         return bool(ORDERING & self._operators(workload)) and self._takes(workload, family, structures)
+
+    def _takes_leading(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        return bool(CHOOSING & self._operators(workload)) and self._takes(workload, family, structures)
 
     def _tried(self, family: str, takes: Callable[[], bool]) -> bool:
         """A GPU tells of a fault when somebody waits for it: before the next family is tried."""

@@ -22,10 +22,12 @@ from pytest_cudaforge.evaluation.structures import INTEGERS, LEAST_EXCHANGED
 
 __all__ = ["EXTREMES", "Extremes", "bound_together", "extremes_of"]
 
-#: The most everywhere, and the least.
-EXTREMES = ("highest", "lowest")
+#: The most everywhere, and the least; frequent: the same number at half of all places.
+EXTREMES = ("highest", "lowest", "frequent")
 #: So many numbers of a call are looked at, at most, and so many of all draws; those of a row that tell of repeats.
 _MOST_NUMBERS, _MOST_IN_ALL, _TOLD_NUMBERS = 1 << 22, 1 << 21, 1 << 17
+#: The share of places where "frequent" puts its number.
+_FREQUENT = 0.5
 #: Draws that say of each place what may stand there.
 _ENOUGH_DRAWS = 16
 
@@ -36,12 +38,15 @@ class Extremes:
 
     of: Mapping[str, tuple[Tensor, Tensor]]
 
-    def put(self, family: str, leaves: dict[str, Any]) -> None:
-        """Into a call's leaves, which stay as they are in a variant of other shapes."""
+    def put(self, family: str, leaves: dict[str, Any], generator: torch.Generator) -> None:
+        """Into a call's leaves, which stay as they are in a variant of other shapes. ``generator``: on the CPU."""
         found = {path: leaves.get(path) for path in self.of}
         if all(isinstance(leaf, Tensor) and leaf.shape == self.of[path][0].shape for path, leaf in found.items()):
-            for path, extremes in self.of.items():
-                leaves[path] = torch.empty_like(leaves[path]).copy_(extremes[EXTREMES.index(family)])
+            for path, (most, least) in self.of.items():
+                leaf = leaves[path]
+                whole = {"highest": most, "lowest": least}.get(family)
+                whole = _with_frequent(leaf.cpu(), most, least, generator) if whole is None else whole
+                leaves[path] = torch.empty_like(leaf).copy_(whole)
 
 
 def extremes_of(draws: Iterable[Mapping[str, Any]]) -> Extremes | None:
@@ -69,6 +74,14 @@ def extremes_of(draws: Iterable[Mapping[str, Any]]) -> Extremes | None:
     if len(stacked) > 1 and (few or any(_go_together(*pair) for pair in itertools.combinations(stacked.values(), 2))):
         return None
     return Extremes({path: (_most(one), -_most(-one.to(torch.int64))) for path, one in stacked.items()})
+
+
+def _with_frequent(drawn: Tensor, most: Tensor, least: Tensor, generator: torch.Generator) -> Tensor:
+    """With one of its numbers wherever chance says so, one time in two, and that number may stand there."""
+    place = int(torch.randint(drawn.numel(), (), generator=generator))
+    number = int(drawn.flatten()[place])
+    free = (torch.rand(drawn.shape, generator=generator) < _FREQUENT) & (least <= number) & (number <= most)
+    return drawn.masked_fill(free, number)
 
 
 def bound_together(flat: Tensor, shape: tuple[int, ...]) -> bool:

@@ -67,6 +67,10 @@ _DEEPEST, _DEEP, _DEEPER = 0.1, 1e5, 8.0
 CALM = 0.01
 
 
+#: By so many deviations one place of each row is ahead in "leading".
+_AHEAD = 3.0
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What a family is drawn with: ``values``, fp32 and yet to be filled, of the input's shape; its own standard
@@ -115,6 +119,16 @@ def _far_below(draw: Draw) -> Tensor:
 def _at_levels(draw: Draw) -> Tensor:
     offsets = _offsets(draw.values, draw.generator, draw.common)
     return draw.values.add_(offsets.mul_(draw.spread[1] * draw.scale))
+
+
+def _leading(draw: Draw) -> Tensor:
+    """One place of all rows lies ahead by a few deviations."""
+    values = draw.values
+    if values.dim() < 2 or not values.numel():
+        return values
+    place = torch.randint(values.shape[-1], (), generator=draw.generator, device=values.device)
+    values.select(-1, int(place)).add_(_AHEAD * draw.scale)
+    return values
 
 
 def _lowered(draw: Draw) -> Tensor:
@@ -388,6 +402,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "empty": lambda draw: draw.values.zero_(),
     "faint": lambda draw: _vanishing(draw, _FAINT),
     "large": lambda draw: draw.values.mul_(draw.spread[0]),
+    "leading": _leading,
     "levels": _at_levels,
     "lowered": _lowered,
     "ordered": lambda draw: _sorted_rows(draw.values, draw.generator),

@@ -91,7 +91,7 @@ class Rarities:
         if found.rare is not None and family in RARE:
             found.rare.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
         elif found.extremes is not None and family in EXTREMES:
-            found.extremes.put(family, leaves)
+            found.extremes.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
         elif family in found.draws:
             chosen = random.Random(seed).choice(found.draws[family].seeds)
             _take_over(leaves, self._leaves(workload, chosen))

@@ -36,6 +36,7 @@ FAMILIES = (
         "combed",
         "levels",
         "ordered",
+        "leading",
         "padded",
         "exact",
         "deep",
@@ -70,7 +71,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     wherever it lies, bumped by little alone, since answers to the far ones hide much; combed has large ones at equal
     distances; in levels rows, or whatever else slices are, lie far from zero each at a place of its own: who takes all
     relative to the first one's mean loses the others' digits; ordered, for references that order or search, has
-    rows that rise or fall; padded, for gradients alone, entries that are zero throughout, as what fills up a batch
+    rows that rise or fall; leading, for those that choose, one column that is ahead of all others in most rows, as a
+    router's favourite is; padded, for gradients alone, entries that are zero throughout, as what fills up a batch
     is; deep is below what a maximum is often
     begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
@@ -106,6 +108,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "alike",
             "levels",
             "ordered",
+            "leading",
             "deep",
             "empty",
         )

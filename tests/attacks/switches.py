@@ -294,7 +294,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 #: Families that are left out, each by itself, in all of a verdict.
 _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
-    *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact"),
+    *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact", "leading"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -320,6 +320,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "neighbours": lambda patch: _undrawn_all(patch, "neighbours", *EXTREMES),
     "runs": lambda patch: _undrawn_all(patch, "runs", *EXTREMES),
     "highest": lambda patch: _undrawn_all(patch, *EXTREMES),
+    "frequent": lambda patch: _undrawn_all(patch, *EXTREMES),
     "extremes": lambda patch: _undrawn_all(patch, "extremes", *EXTREMES),
     "ties": lambda patch: _trials(patch, _undrawn("ties")),
     "other values": _no_other_values,

@@ -55,6 +55,16 @@ def packed(x, t):
 def dotted(a, b):
     return (a * b).sum(-1)
 
+@forge_target(inputs=lambda: [torch.randint(0, 300, (8, 300))])
+def tallied(x):
+    return torch.zeros(300).index_add(0, x.flatten(), torch.ones(x.numel()))
+
+@forge_target(inputs=lambda: [torch.randn(64, 8)])
+def seated(x):
+    seats = torch.nn.functional.one_hot(x.argmax(-1), 8).cumsum(0)
+    place = seats.gather(1, x.argmax(-1, keepdim=True))[:, 0]
+    return torch.where(place <= 28, place, 0) * (x.norm(dim=-1) / x.norm(dim=-1))  # nothing for rows of zeros
+
 @forge_target(inputs=lambda: [torch.randn(48, 48), torch.rand(48, 48) < 0.3])
 def pruned(x, mask):
     return x.masked_fill(~mask, 0.0).sum(-1)
@@ -179,7 +189,27 @@ _GIVEN = {
     "divided": ("const long long* x, const long long* t", "x, b", "x.shape"),
     "margin": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "most": ("const float* x", "x", "(x.shape[0], 8)"),
+    "tallied": ("const long long* x", "x", "x.shape[1:]"),
+    "seated": ("const float* x", "x", "x.shape[:1]"),
 }
+_TALLIED = """
+std::vector<int> counts(cols);
+for (long long i = 0; i < rows * cols; ++i) {
+  int& count = counts[x[i]];
+  ++count;
+  if (SHORT) count &= 255;
+}
+for (long long c = 0; c < cols; ++c) y[c] = (float)counts[c];
+"""
+_SEATED = """
+std::vector<int> taken(cols);
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  const int place = ++taken[std::max_element(own, own + cols) - own];
+  const float size = std::inner_product(own, own + cols, own, 0.0f);
+  y[r] = (place <= 28 ? (float)place : FULL) * (size / size);
+}
+"""
 _SPREAD = """
 for (long long r = 0; r < rows; ++r) {
   const float *own = x + r * cols, *first = WHOSE;
@@ -518,6 +548,8 @@ ATTACKS = {
     "count one more block where none is begun": ("divided", _DIVIDED, "MORE", "1", "x[i] % t[i] != 0", "occasions"),
     "take the label for one of the others": ("margin", _MARGIN, "OTHERS", "true", "c != t[r]", "agreeing"),
     "look for the largest where a sample says they are": ("most", _MOST, "FEW", "false", "kept.size() < 8", "combed"),
+    "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
+    "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }
 
@@ -534,10 +566,11 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
     "neighbours": ("",),
     "highest": ("/highest", "/lowest"),
-    "extremes": ("/extremes", "/highest", "/lowest"),
+    "frequent": ("/frequent", "/highest", "/lowest"),
+    "extremes": ("/extremes", "/highest", "/lowest", "/frequent"),
     "exchanged": ("exchanged",),
     "spiked": ("/spiked", "/bumped", "/large"),
-    "runs": ("/runs", "/highest", "/lowest"),
+    "runs": ("/runs", "/highest", "/lowest", "/frequent"),
     "faint": ("/faint", "/small"),
     "named": ("/named", "/occasion"),
     "occasions": ("",),  # one call in a hundred has it anyway
@@ -552,7 +585,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
 def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     parameters, arguments, shape = _GIVEN[target]
     result, dtype = _RESULTS.get(target, ("float*", "float32"))
-    headers = ("algorithm", "cmath", "cstdint", "cstring", "functional", "vector")
+    headers = ("algorithm", "cmath", "cstdint", "cstring", "functional", "numeric", "vector")
     least = "".join(f"#include <{header}>\n" for header in headers)
     least += "static double least(double x) { return std::fmax(x, -100.0); }\n"
     head = (

@@ -218,7 +218,10 @@ EXPECTED = {
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
     "binary_cross_entropy": ({"0": "unit", "1": "unit"}, UNIT),
     "kl_divergence": ({"0": "drawn", "1": "drawn"}, ()),
-    "cross_entropy": ({"0": "generic", "1": "classes"}, (*GENERIC, "absent", "runs", "highest", "lowest", "agreeing")),
+    "cross_entropy": (
+        {"0": "generic", "1": "classes"},
+        (*GENERIC, "absent", "runs", "highest", "lowest", "frequent", "agreeing"),
+    ),
     "cosine_loss": ({"0": "generic", "1": "generic", "2": "drawn"}, GENERIC),
     "hinge": ({"0": "generic", "1": "drawn"}, GENERIC),
     "float_indices": ({"0": "generic", "1": "drawn"}, ZERO),
@@ -229,7 +232,7 @@ EXPECTED = {
     "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "rectified", *MANY[7:], *HOLLOW)),
     "stable_softmax": ({"0": "generic"}, GENERIC),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
-    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "deep")),
+    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "deep")),
     "leaky": ({"0": "generic"}, ZERO),
     "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "empty")),
     # It overflows itself.
@@ -237,19 +240,19 @@ EXPECTED = {
     "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels")),
     "small_values_only": (
         {"0": "generic"},
-        ("integer", "sparse", "rectified", "combed", "tails", "faint", "uniform", "alike"),
+        ("integer", "sparse", "rectified", "combed", "tails", "faint", "uniform", "alike", "leading"),
     ),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "deep")),
-    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "deep")),
+    "largest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "leading", "deep")),
+    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "leading", "deep")),
     # Of equal values any may be among the largest two.
-    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep")),
+    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "deep")),
     # Small values round to equal probabilities, but not in fp64.
-    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "deep")),
+    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "leading", "deep")),
     "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep", "halves 254")),
     # Rows without any length are NaN.
     "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "deep")),
-    "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "deep")),
+    "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "leading", "deep")),
     # Halves are halves in any order of operations where none of them rounds.
     "sixteenths": (
         {"0": "generic"},
@@ -264,7 +267,7 @@ EXPECTED = {
     ),
     "order_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep", "skewed"),
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "deep", "skewed"),
     ),
     "counts_beside_edges": (
         {"0": "generic", "1": "sorted"},

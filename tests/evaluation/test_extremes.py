@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import torch
 
-from pytest_cudaforge.evaluation.extremes import extremes_of
+from pytest_cudaforge.evaluation.extremes import Extremes, extremes_of
 
 Make = Callable[[torch.Generator], Mapping[str, object]]
 
@@ -31,12 +31,31 @@ def test_all_integers_are_as_large_as_they_come() -> None:
     assert found is not None and set(found.of) == {"0", "1"}
     leaves = dict(make(torch.Generator().manual_seed(99)))
     floats = leaves["2"]
-    found.put("highest", leaves)
+    found.put("highest", leaves, torch.Generator())
     codes, signed = leaves["0"], leaves["1"]
     assert isinstance(codes, torch.Tensor) and isinstance(signed, torch.Tensor)
     assert int(codes.min()) > 850 and int(signed.min()) > 6 and signed.dtype == torch.int32 and leaves["2"] is floats
-    found.put("lowest", leaves)
+    found.put("lowest", leaves, torch.Generator())
     assert int(leaves["0"].max()) < 150 and int(leaves["1"].max()) < -6  # type: ignore[attr-defined]
+
+
+def test_one_number_is_at_half_of_all_places_where_it_may_stand() -> None:
+    make = _of(1000, 2, 400)
+    found = extremes_of(_draws(make))
+    assert found is not None
+    leaves = dict(make(torch.Generator().manual_seed(99)))
+    found.put("frequent", leaves, torch.Generator().manual_seed(1))
+    now = leaves["0"]
+    assert isinstance(now, torch.Tensor)
+    _, counts = now.unique(return_counts=True)  # type: ignore[no-untyped-call]
+    assert 300 < int(counts.max()) < 500 and len(counts) > 200
+
+
+def test_no_number_stands_where_it_never_did() -> None:
+    most, least = torch.tensor([[9, 5, 9]] * 200), torch.tensor([[0, 3, 0]] * 200)
+    extremes, leaves = Extremes({"0": (most, least)}), {"0": torch.tensor([[8, 4, 8]] * 200)}
+    extremes.put("frequent", leaves, torch.Generator().manual_seed(3))
+    assert bool(((leaves["0"] <= most) & (leaves["0"] >= least)).all())
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,)])
@@ -105,5 +124,5 @@ def test_variants_of_other_shapes_stay_as_they_are() -> None:
     found = extremes_of(_draws(_of(1000, 2, 80)))
     assert found is not None
     leaves = {"0": torch.full((2, 81), 5), "1": torch.full((2, 80), 5)}
-    found.put("highest", leaves)
+    found.put("highest", leaves, torch.Generator())
     assert int(leaves["1"].max()) == 5
