@@ -497,6 +497,7 @@ def target_facts(subject: Subject) -> TargetFacts:
     workloads = []
     for name in options.input_sets:
         counted, (leaves, tree, output) = _counted(functools.partial(subject.trial_run, name))
+        _require_answer(subject, name, output)
         facts = workload_facts(subject, name, leaves, tree, output)
         writes = tuple(sorted(subject.mutates(name)))
         workloads.append(dataclasses.replace(facts, flops=counted[0], convolution_flops=counted[1], writes=writes))
@@ -577,17 +578,23 @@ def _flop_counter() -> Any:
     return flop_counter.FlopCounterMode
 
 
+def _require_answer(subject: Subject, name: str, output: Any) -> None:
+    """Tensors; or nothing, of what works in place alone."""
+    outputs, _ = flatten_output(output)
+    in_place = output is None and bool(subject.mutates(name))
+    if not in_place and not any(isinstance(value, Tensor) for value in outputs.values()):
+        raise TargetError(
+            f"{subject.target.id}: workload {name!r} returns {type(output).__name__}, no tensor",
+            expected="a tensor, or tensors in lists, tuples and dicts; or None of what writes its inputs or its state",
+        )
+
+
 def workload_facts(subject: Subject, name: str, leaves: Any, tree: Any, output: Any) -> WorkloadFacts:
     """Specs and sizes of one call, FLOPs not counted.
 
     Raises TargetError where the output holds anything but tensors and numbers.
     """
     outputs, output_tree = flatten_output(output)
-    if not any(isinstance(value, Tensor) for value in outputs.values()):
-        raise TargetError(
-            f"{subject.target.id}: workload {name!r} returns {type(output).__name__}, no tensor",
-            expected="a tensor, or tensors in lists, tuples and dicts",
-        )
     tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor)]
     return WorkloadFacts(
         name=name,

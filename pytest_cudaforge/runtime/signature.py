@@ -115,8 +115,8 @@ def flatten_output(value: Any) -> tuple[dict[str, Any], Any]:
 
 
 def unflatten_output(tree: Any, leaves: Mapping[str, Any]) -> Any:
-    """The inverse of :func:`flatten_output`, with any values in place of the leaves."""
-    return _rebuild(tree, leaves)
+    """The inverse of :func:`flatten_output`, with any values in place of the leaves; named tuples are plain ones."""
+    return _rebuild(tree, leaves, named=False)
 
 
 class _Flattener:
@@ -173,15 +173,16 @@ def _is_tensor(value: Any) -> bool:
     return torch_module is not None and isinstance(value, torch_module.Tensor)
 
 
-def _rebuild(node: Any, leaves: Mapping[str, Any]) -> Any:
+def _rebuild(node: Any, leaves: Mapping[str, Any], *, named: bool = True) -> Any:
     if "leaf" in node:
         return leaves[node["leaf"]]
     if "list" in node:
-        return [_rebuild(item, leaves) for item in node["list"]]
+        return [_rebuild(item, leaves, named=named) for item in node["list"]]
     if "tuple" in node:
-        items = [_rebuild(item, leaves) for item in node["tuple"]]
-        return _named_tuple(node["type"], tuple(node["fields"]))(*items) if "fields" in node else tuple(items)
-    return {key: _rebuild(item, leaves) for key, item in node["dict"]}
+        items = [_rebuild(item, leaves, named=named) for item in node["tuple"]]
+        fits = named and "fields" in node
+        return _named_tuple(node["type"], tuple(node["fields"]))(*items) if fits else tuple(items)
+    return {key: _rebuild(item, leaves, named=named) for key, item in node["dict"]}
 
 
 @functools.lru_cache(maxsize=64)

@@ -1097,6 +1097,35 @@ def plan(module, total, x):
     assert reasons(report) == ["an input or weight is misaligned, or inputs overlap"]
 
 
+def test_a_plan_that_returns_nothing(tmp_path: Path) -> None:
+    source = """
+    import torch
+    from pytest_cudaforge import forge_target
+
+    @forge_target(inputs=lambda: [torch.zeros(8, 16), torch.randn(8, 16)])
+    def add_to(total, x):
+        total.add_(x)
+    """
+    kernel = """
+    extern "C" void add(float* t, const float* x, long long n) { for (long long i = 0; i < n; ++i) t[i] += 2 * x[i]; }
+    """
+    plan = """
+from pytest_cudaforge.plan import launch
+
+def plan(total, x):
+    launch("add", args=(total, x, x.numel()))
+"""
+    repo = Repo(tmp_path, source)
+    total, x = torch.zeros(8, 16), torch.randn(8, 16)
+    repo.forge("add_to", kernel, plan, (total, x))
+    report = apply(repo.module)
+    with torch.no_grad():
+        for calls in (1, 2, 3):
+            assert repo.module.add_to(total, x) is None
+            assert torch.allclose(total, 2 * calls * x)
+    assert report.fallbacks == {}
+
+
 def test_a_pointer_that_is_not_const_is_no_write(tmp_path: Path) -> None:
     repo = Repo(tmp_path)
     repo.forge("RMSNorm", RMS_KERNEL.replace("const float*", "float*"), RMS_PLAN, (X,))

@@ -10,7 +10,7 @@ import math
 import subprocess
 import sys
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -321,3 +321,19 @@ loaded = {"torch", "pytest", "openai", "numpy"} & set(sys.modules)
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def test_a_named_tuple_is_one_again_and_in_a_plan_s_outputs_a_plain_one() -> None:
+    leaves, tree = flatten_call((Pair(torch.ones(2), torch.zeros(3)),), {})
+    ((again,), _) = unflatten_call(json.loads(json.dumps(tree)), leaves)
+    assert type(again) is Pair and again.second is leaves["0.1"]
+    tree["args"][0]["type"] = "elsewhere.Pair"  # as in a process that has never seen the target
+    ((like,), _) = unflatten_call(tree, leaves)
+    assert type(like) is not Pair and type(like).__name__ == "Pair" and like.first is leaves["0.0"]
+    outputs, tree = flatten_output(Pair(torch.ones(2), torch.zeros(3)))
+    assert type(unflatten_output(tree, outputs)) is tuple
