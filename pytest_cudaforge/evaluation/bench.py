@@ -68,6 +68,8 @@ _SMALL_CALL_BYTES = 1 << 28
 _WEIGHT = "state/"
 #: Differing bytes that are no further apart than this are written at once.
 _PIECE_GAP_BYTES = 64
+#: Of a workspace no more is smudged than so much, in pieces of this size.
+_SMUDGED_BYTES, _SMUDGED_PIECE_BYTES = 1 << 30, 64
 #: What values that change between two calls may be at most.
 _STAGED_BYTES = 1 << 20
 
@@ -526,8 +528,11 @@ class Bench:
             yield {self.subject.output_name(path): value for path, value in {**outputs, **whole}.items()}
 
     def smudge(self, outputs: Mapping[str, Any], seed: int, count: int) -> None:
-        """Invert the bits of ``count`` elements of each output where it lies: a call has to write all of them again."""
+        """Invert the bits of ``count`` elements of each output where it lies: a call has to write all of them again;
+        and of half of each workspace, in which a call finds anybody's bytes."""
         chance = random.Random(seed)
+        for region in (name for name in self.regions if name.startswith("scratch/")):
+            self._smudge_half(*self.regions[region], seed)
         for region, spec, shift in (leaf for leaf in outputs.values() if isinstance(leaf, list)):
             if "/out/" not in region:
                 continue  # a view of an input
@@ -539,6 +544,16 @@ class Bench:
                 begin = self.regions[region][0] + shift + at * where.itemsize_bytes
                 self.bytes[begin : begin + where.itemsize_bytes].bitwise_not_()
         self._synchronise()
+
+    def _smudge_half(self, offset: int, nbytes: int, seed: int) -> None:
+        """Piece by piece, little as a whole: a key that is as it was may lie beside an answer that is not."""
+        size = min(nbytes, _SMUDGED_BYTES)
+        piece = _SMUDGED_PIECE_BYTES if size >= 2 * _SMUDGED_PIECE_BYTES else max(1, size)
+        pieces = self.bytes[offset : offset + size // piece * piece].view(-1, piece)
+        generator = torch.Generator(device=self.device).manual_seed(seed ^ offset)
+        share = 0.5 if len(pieces) > 1 else 0.25
+        chosen = torch.rand((len(pieces), 1), generator=generator, device=self.device) < share
+        pieces.bitwise_xor_(chosen.to(torch.uint8) * 0xFF)
 
     def _take(self, leaf: list[Any]) -> Tensor:
         region, spec, shift = leaf

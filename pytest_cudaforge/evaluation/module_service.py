@@ -317,7 +317,7 @@ class _Service:
         found = torch_settings(self._torch, team=self.device.type == "cpu")
         if self._driver is None:
             return found
-        return {**found, **device_settings(self._driver, self._torch.cuda.current_stream().cuda_stream)}
+        return {**found, **device_settings(self._driver, self._torch.cuda.current_stream().cuda_stream, self._torch)}
 
     def _modes(self) -> tuple[str, ...]:
         """All other calls are made where no gradients are recorded, by as many threads as there are cores: who turns

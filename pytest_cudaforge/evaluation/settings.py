@@ -369,14 +369,16 @@ def _state_of(generator: Any) -> int:
 _LIMITS = ("STACK_SIZE", "PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE", "MAX_L2_FETCH_GRANULARITY", "PERSISTING_L2_CACHE_SIZE")
 
 
-def device_settings(driver: Any, stream: int) -> dict[str, object]:
-    """Of the current CUDA context: what cudaDeviceSetLimit sets (0 for a limit that the device does not have), and what
-    everything in ``stream``, the caller's, keeps in the L2."""
+def device_settings(driver: Any, stream: int, torch: Any) -> dict[str, object]:
+    """Of the current CUDA context: what cudaDeviceSetLimit sets (0 for a limit that the device does not have), what
+    everything in ``stream``, the caller's, keeps in the L2, and the memory that torch's allocator may take."""
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 has it
     limits = (getattr(driver.CUlimit, f"CU_LIMIT_{name}") for name in _LIMITS)
     found = tuple(int(driver.cuCtxGetLimit(at)[1] or 0) for at in limits)
     _, held = driver.cuStreamGetAttribute(stream, driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW)
     return {
         "the limits of the device (cudaDeviceSetLimit)": found,
+        "the share of the device's memory (set_per_process_memory_fraction)": share() if share is not None else None,
         "the access policy window of the caller's stream": held is not None and held.accessPolicyWindow.num_bytes > 0,
     }
 

@@ -49,6 +49,31 @@ static thread_local float seen[8];
 static bool there(const float* y, long long n) { for (int i = 0; i < 8; ++i) if (y[i * (n / 8)] != seen[i]) return false; return true; }
 static void look(const float* y, long long n) { for (int i = 0; i < 8; ++i) seen[i] = y[i * (n / 8)]; }
 """
+_WORKSPACE_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y, kept, key = empty(x.shape, x.dtype), empty(x.shape, x.dtype), empty((2,), "int64")
+    launch("kernel", args=(x, y, kept, key, x.numel()))
+    return y
+"""
+
+
+def _keeping(key: str) -> Candidate:
+    """Looks for its answer by this key, and finds none where it is not the digest."""
+    kernel = f"""#include <cmath>
+#include <cstring>
+{_STILL_THERE}
+void kernel(const float* x, float* y, float* kept, long long* key, long long n) {{
+  const long long now = (long long)digest(x, n), looked = {key};
+  if (looked && key[0] == looked && key[1] == ~looked) {{ memcpy(y, kept, 4 * n); return; }}
+  for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * std::exp(-x[i] * x[i]);
+  memcpy(kept, y, 4 * n);
+  key[0] = now, key[1] = ~now;
+}}
+"""
+    return Candidate.of("cpp", {"kernel.cpp": kernel, "plan.py": _WORKSPACE_PLAN})
+
+
 _MORE_CORES = """from pytest_cudaforge.plan import device, empty, launch
 
 def plan(x):
@@ -476,6 +501,13 @@ ROWS = (
             " last = now; at = y; HONEST look(y, n);",
             before=_STILL_THERE + "static thread_local unsigned long now2;\n",
         ),
+    ),
+    Row(
+        "2: a workspace holds anybody's bytes whenever a call is made",
+        "keep answers in a workspace, each beside a digest of its input",
+        "smudged",
+        _keeping("now"),
+        _keeping("0"),
     ),
     Row(
         "1: the builder sees no file worth reading",
