@@ -42,7 +42,7 @@ __all__ = ["AGED_CALLS", "Findings", "Run", "Setting"]
 #: long, and ten times the time is given) and at most.
 _REPEATS, _IN_A_ROW = (16, 32), 4
 _REPEATS_S = 0.15
-#: Elements of an answer that are changed where it lies, before the first rounds of such calls, and workspaces with them.
+#: Elements of an answer that are changed where it lies, and workspaces with them, before the first of such rounds.
 _SMUDGED = (24, 1, 1, 0, 0)
 #: ... of a C++ plan: so many, for so long, whose answers are compared with each other before the oracle judges one.
 _COMPARED, _COMPARED_S = 256, 0.005
