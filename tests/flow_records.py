@@ -43,7 +43,7 @@ def make_target(root: Path, name: str = "scale", source: str = "class Scale: ...
 
 def make_facts(target: Target, min_speedup: float = 1.0) -> TargetFacts:
     spec = TensorSpec((4, 8), "float32", (8, 1))
-    workload = WorkloadFacts("default", (("0", spec),), ["0"], (("out", spec),), "out", 128, 0, 128, 32)
+    workload = WorkloadFacts("default", (("0", spec),), ["0"], (("out", spec),), {"leaf": "out"}, 128, 0, 128, 32)
     return TargetFacts(
         target_id=target.id,
         precision="fp32",

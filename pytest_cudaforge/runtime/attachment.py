@@ -24,6 +24,7 @@ from pytest_cudaforge.runtime import guards
 from pytest_cudaforge.runtime.calls import REFERENCE, STALE, BoundCall, LoadedPlan
 from pytest_cudaforge.runtime.circumstances import PLAIN_TYPES, Circumstances, survey
 from pytest_cudaforge.runtime.configured import Configured
+from pytest_cudaforge.runtime.containers import makers_of
 from pytest_cudaforge.runtime.kernels import Kernel
 from pytest_cudaforge.runtime.modes import is_plain, obstacle
 from pytest_cudaforge.runtime.shortcut import MISS, Shortcut, shortcut_of
@@ -377,7 +378,9 @@ class Attachment:
                 if not reason:
                     align_bytes = max(kernel.entry.guard.align_bytes, 1)
                     graphs = self._dispatch.graphs
-                    call = BoundCall(loaded.main, loaded.prepare, paths, circumstances, device, align_bytes, graphs)
+                    makers = makers_of(kernel.entry.containers, self._dispatch.reference.__module__)
+                    given = (paths, circumstances, device, align_bytes, graphs, makers)
+                    call = BoundCall(loaded.main, loaded.prepare, *given)
                     call.kernel = kernel
                     return call
             except ForgeError as error:

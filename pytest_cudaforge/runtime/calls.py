@@ -10,6 +10,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from pytest_cudaforge.plan import (
     scratch_layout,
 )
 from pytest_cudaforge.runtime.circumstances import Circumstances, Slot, tensor_in
+from pytest_cudaforge.runtime.containers import Makers, in_containers
 from pytest_cudaforge.runtime.graphs import FEWEST_STEPS, PlanGraphs
 from pytest_cudaforge.runtime.replay import Bound, Program
 
@@ -128,8 +130,10 @@ class BoundCall:
         device: torch.device,
         align_bytes: int = 1,
         graphs: bool = False,
+        makers: Makers = MappingProxyType({}),
     ) -> None:
         self.circumstances = circumstances
+        self._makers = makers
         #: Dispatch's own: the kernel that this came from; its backward, or why there is none, once it was asked for.
         self.kernel: Any = None
         self.backward: Any = None
@@ -296,7 +300,8 @@ class BoundCall:
                 torch.autograd.graph.increment_version(bases[index])
         bases.update((index, tensor) for (index, *_), tensor in zip(self._fresh, fresh, strict=True))
         bases.update((index, prepared[source]) for index, source in self._fixed)
-        return _tree(self._main.plan.outputs, bases, self._main.plan)
+        outputs = _tree(self._main.plan.outputs, bases, self._main.plan)
+        return in_containers(outputs, self._makers) if self._makers else outputs
 
 
 class _Prepared:

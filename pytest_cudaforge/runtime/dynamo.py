@@ -279,6 +279,8 @@ def _fitting(
             signature = Signature.of(args, kwargs, spec, facts, kernel.entry.language)
             loaded = kernel.load(signature, device_name(device))
             reason = state_reason(loaded.main) or ("it prepares weights" if loaded.prepare is not None else "")
+        if not reason and kernel.entry.containers:
+            reason = "its outputs are in a container that has names"
         if not reason:
             replay = _Replay(loaded.main, device, _align_bytes(kernel))
             reason = replay.obstacle or ("it writes its inputs" if replay.changes_inputs() else "")

@@ -85,6 +85,8 @@ class Entry:
     attributes: tuple[tuple[str, Any], ...] = ()
     #: Path and fingerprint (runtime.fingerprints) of buffers of which the same is true.
     buffers: tuple[tuple[str, tuple[str, str, tuple[float, ...]]], ...] = ()
+    #: What the outputs lie in where that is no plain container (runtime.containers).
+    containers: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str]:

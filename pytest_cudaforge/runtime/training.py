@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from pytest_cudaforge.plan import LaunchPlan, TensorSpec, View, contiguous_strides, scratch_layout
 from pytest_cudaforge.runtime.calls import LoadedPlan, allocator, on_device, stream_of
 from pytest_cudaforge.runtime.circumstances import Circumstances, tensor_in
+from pytest_cudaforge.runtime.containers import alike
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT
 from pytest_cudaforge.runtime.signature import flatten_output, unflatten_output
 
@@ -101,7 +102,7 @@ class BoundBackward:
         once = {id(leaf): path for path, leaf in made.items()}
         made = {p: leaf.clone() if leaf._is_view() or once[id(leaf)] != p else leaf for p, leaf in made.items()}
         results = _Replayed.apply(self, made, *sources)  # type: ignore[no-untyped-call]
-        return unflatten_output(tree, {**leaves, **dict(zip(made, results, strict=True))})
+        return alike(unflatten_output(tree, {**leaves, **dict(zip(made, results, strict=True))}), output)
 
     def kept(self, made: dict[str, torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the plan reads of sources and outputs, in the order that :meth:`gradients` wants."""

@@ -68,6 +68,22 @@ def test_attributes_that_forward_reads_and_the_plan_does_not_are_kept(tmp_path: 
     assert item.entry.attributes == entry.attributes == read[1:]
 
 
+def test_containers_with_names_are_kept_where_all_workloads_agree(tmp_path: Path) -> None:
+    target = make_target(tmp_path, "scale")
+    facts = make_facts(target)
+    (first,) = facts.workloads
+    state = {"tuple": [{"leaf": "out.0"}, {"list": [], "type": "layers.Rows"}], "type": "layers.State"}
+    other = {"tuple": [{"leaf": "out.0"}, {"list": []}], "type": "layers.State"}
+    trees = [replace(first, name=name, output_tree=tree) for name, tree in (("one", state), ("other", other))]
+    for workloads, kept in (
+        (trees[:1], (("out", "layers.State"), ("out.1", "layers.Rows"))),
+        (trees, (("out", "layers.State"),)),
+    ):
+        item = publish(winning_trace(), target, replace(facts, workloads=tuple(workloads)), tmp_path / "forged")
+        assert item.entry.containers == kept
+        assert Manifest.load(tmp_path / "forged" / "manifest.json").entries[0].containers == kept
+
+
 def test_buffers_that_forward_reads_and_the_plan_does_not_are_kept(tmp_path: Path) -> None:
     plan = "def plan(module, x):\n    return empty(module.mask.shape[:1], x.dtype) if module.norm.table else x\n"
     candidate = Candidate.of("cpp", {"kernel.cpp": "// fast\n", "plan.py": plan})
