@@ -16,6 +16,7 @@ from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import Trial, call_layout
 from pytest_cudaforge.evaluation.chance import CHANCE
+from pytest_cudaforge.evaluation.extremes import EXTREMES
 from pytest_cudaforge.evaluation.module_requests import NewInstance
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, OracleClient, TrialCase
@@ -452,6 +453,10 @@ def thread_counts(bout: Bout) -> None:
     for count in sorted(counts):
         worker.set_threads(count)
         bout.require(bout.trial(f"OpenMP threads: {count}", bout.new_values()))
+        # One thread alone gets all that many share: sums of its own are the largest there.
+        for family in bout.oracle.families(bout.target, bout.name) if count == 1 else ():
+            if family in EXTREMES:
+                bout.require(bout.trial(f"OpenMP threads: 1, {family}", bout.new_values(family)))
     if not module:
         worker.set_threads(2 * usual, alone=True)
         bout.require(bout.trial(f"OpenMP threads: 1 of {2 * usual}", bout.new_values()))

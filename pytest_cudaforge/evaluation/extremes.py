@@ -22,12 +22,12 @@ from pytest_cudaforge.evaluation.structures import INTEGERS, LEAST_EXCHANGED
 
 __all__ = ["EXTREMES", "Extremes", "bound_together", "extremes_of"]
 
-#: The most everywhere, and the least; frequent: the same number at half of all places.
+#: The most everywhere, and the least; frequent: the same number at most places.
 EXTREMES = ("highest", "lowest", "frequent")
 #: So many numbers of a call are looked at, at most, and so many of all draws; those of a row that tell of repeats.
 _MOST_NUMBERS, _MOST_IN_ALL, _TOLD_NUMBERS = 1 << 22, 1 << 21, 1 << 17
 #: The share of places where "frequent" puts its number.
-_FREQUENT = 0.5
+_FREQUENT = 0.9
 #: Draws that say of each place what may stand there.
 _ENOUGH_DRAWS = 16
 
@@ -77,7 +77,7 @@ def extremes_of(draws: Iterable[Mapping[str, Any]]) -> Extremes | None:
 
 
 def _with_frequent(drawn: Tensor, most: Tensor, least: Tensor, generator: torch.Generator) -> Tensor:
-    """With one of its numbers wherever chance says so, one time in two, and that number may stand there."""
+    """With one of its numbers at most places, as chance says, if that number may stand there."""
     place = int(torch.randint(drawn.numel(), (), generator=generator))
     number = int(drawn.flatten()[place])
     free = (torch.rand(drawn.shape, generator=generator) < _FREQUENT) & (least <= number) & (number <= most)

@@ -21,6 +21,7 @@ from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import NO_ROOM, TrialCase
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.runs import Run
+from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.languages import Binary
 from pytest_cudaforge.plan import LaunchPlan, TracedPlan
@@ -32,6 +33,8 @@ __all__ = ["Plans", "Prober", "narrow"]
 _OTHER, _STRIDED, _APART = "other ", "strided", "apart"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
 _TINY, _TALL = "tiny", "tall"
+#: So many OpenMP threads as are more than there is to do.
+_TEAM = 193
 _IF_TAKEN = ("strided in front", "strided order", _TINY, _TALL, "mixed", "only last", "all but last")
 _SIZE, _CHANGE = re.compile(r"size (\d+) -> (\d+)"), re.compile(r"(\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
@@ -474,6 +477,10 @@ class Prober:
                         if case.passed:
                             other = replace(drawn, seed=CHANCE.fresh_seed(), family=family)
                             case = run.case(workload, replace(trial, case=other), contract=contract)
+                    if case.passed and contract and self._is_for_a_team(product, variant):
+                        run.worker.set_threads(_TEAM)
+                        case = run.case(workload, replace(trial, name=f"{name}, {_TEAM} threads"), contract=contract)
+                        run.worker.set_threads(openmp_threads())
                     for _ in range(_MORE_REPEATS if threads is not None and not self._mutates else 0):
                         case = run.repeated(workload, trial) if case.passed else case
                     if not case.passed:
@@ -487,6 +494,10 @@ class Prober:
             return ""
         self._let_go()
         return case.note or f"{case.mismatches[0].output}: {case.mismatches[0].detail}"
+
+    def _is_for_a_team(self, product: Product, variant: str) -> bool:
+        """Of a few elements most threads of a large machine get none."""
+        return variant.startswith(_TINY) and self.kitchen.device.kind == "cpu" and bool(product.traced.main.steps)
 
     def _other_kinds(self) -> tuple[str, ...]:
         """Other values than drawn ones, where sizes are promised: the telling kind and one more that any size has."""

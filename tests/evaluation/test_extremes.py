@@ -39,7 +39,7 @@ def test_all_integers_are_as_large_as_they_come() -> None:
     assert int(leaves["0"].max()) < 150 and int(leaves["1"].max()) < -6  # type: ignore[attr-defined]
 
 
-def test_one_number_is_at_half_of_all_places_where_it_may_stand() -> None:
+def test_one_number_is_at_most_places_where_it_may_stand() -> None:
     make = _of(1000, 2, 400)
     found = extremes_of(_draws(make))
     assert found is not None
@@ -48,7 +48,7 @@ def test_one_number_is_at_half_of_all_places_where_it_may_stand() -> None:
     now = leaves["0"]
     assert isinstance(now, torch.Tensor)
     _, counts = now.unique(return_counts=True)  # type: ignore[no-untyped-call]
-    assert 300 < int(counts.max()) < 500 and len(counts) > 200
+    assert 650 < int(counts.max()) < 780 and len(counts) > 30
 
 
 def test_no_number_stands_where_it_never_did() -> None:
