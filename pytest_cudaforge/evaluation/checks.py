@@ -16,7 +16,6 @@ from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import Trial, call_layout
 from pytest_cudaforge.evaluation.chance import CHANCE
-from pytest_cudaforge.evaluation.extremes import EXTREMES
 from pytest_cudaforge.evaluation.module_requests import NewInstance
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.evaluation.oracle import FOLLOWS_STATE, OracleClient, TrialCase
@@ -61,6 +60,8 @@ _MOST_WEIGHTS_ALONE = 6
 _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: More threads than most machines have cores, and as many as a sandbox surely allows.
 _MANY_THREADS, _MOST_THREADS = 257, 512
+#: Families of which many numbers are alike (see :mod:`.extremes`).
+_CROWDING = ("highest", "lowest", "frequent")
 
 
 @dataclass(frozen=True)
@@ -455,7 +456,7 @@ def thread_counts(bout: Bout) -> None:
         bout.require(bout.trial(f"OpenMP threads: {count}", bout.new_values()))
         # One thread alone gets all that many share: sums of its own are the largest there.
         for family in bout.oracle.families(bout.target, bout.name) if count == 1 else ():
-            if family in EXTREMES:
+            if family in _CROWDING:
                 bout.require(bout.trial(f"OpenMP threads: 1, {family}", bout.new_values(family)))
     if not module:
         worker.set_threads(2 * usual, alone=True)
