@@ -305,6 +305,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
+    # Rows that begin with nothing look like those that have nothing.
+    "shut": lambda patch: _undrawn_all(patch, "shut", "fronts"),
     "levels": lambda patch: _undrawn_all(patch, "levels", "lowered", "deep"),
     "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),

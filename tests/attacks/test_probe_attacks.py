@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -311,6 +312,7 @@ def test_as_many_threads_as_there_were_cores(judged: Judged, monkeypatch: pytest
     assert refused.status is Status.INCORRECT_NUMERICAL and "OpenMP threads: 1" in refused.reason
     assert judged("largest", _candidate(threads="omp_get_num_threads()")).status is Status.PASSED
     without_checks(monkeypatch, "thread counts")
+    monkeypatch.setattr(probes, "_TEAM", os.cpu_count())
     assert judged("largest", counted).status is Status.PASSED
 
 

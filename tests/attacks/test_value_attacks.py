@@ -565,6 +565,7 @@ _RESULTS = {
 _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
     "neighbours": ("",),
+    "shut": ("/shut", "/fronts"),
     "highest": ("/highest", "/lowest"),
     "frequent": ("/frequent", "/highest", "/lowest"),
     "extremes": ("/extremes", "/highest", "/lowest", "/frequent"),
