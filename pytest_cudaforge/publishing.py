@@ -30,7 +30,7 @@ from pytest_cudaforge.languages.published import FILE_NAME, PUBLISHED_LANGUAGES,
 from pytest_cudaforge.records import Candidate, Evaluation, Guard, Target, TargetFacts, Trace, WorkloadFacts, to_json
 from pytest_cudaforge.report import markdown, pictures
 from pytest_cudaforge.runtime.configuration import LANGUAGE
-from pytest_cudaforge.runtime.containers import Containers, containers_of
+from pytest_cudaforge.runtime.containers import containers_of
 from pytest_cudaforge.runtime.fingerprints import Fingerprint
 from pytest_cudaforge.runtime.manifest import Entry, EntryFile, EntryWorkload, Manifest, merge
 
@@ -182,14 +182,8 @@ def _entry(
         variant=variant,
         attributes=_built_in(facts, files.get("plan.py")),
         buffers=_buffers_built_in(facts, files.get("plan.py")),
-        containers=_containers(facts),
+        containers=containers_of(*(workload.output_tree for workload in facts.workloads)),
     )
-
-
-def _containers(facts: TargetFacts) -> Containers:
-    """Of all workloads; where these do not agree they are plain."""
-    found = [containers_of(workload.output_tree) for workload in facts.workloads]
-    return tuple(one for one in found[0] if all(one in others for others in found)) if found else ()
 
 
 #: What a plan reads of tensors says nothing of a module's attribute of that name.

@@ -60,7 +60,7 @@ _MOST_WEIGHTS_ALONE = 6
 _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: More threads than most machines have cores, and as many as a sandbox surely allows.
 _MANY_THREADS, _MOST_THREADS = 257, 512
-#: Families of which many numbers are alike (see :mod:`.extremes`).
+#: Families of which many numbers are alike: those of :mod:`.extremes`, which imports torch and is the oracle's.
 _CROWDING = ("highest", "lowest", "frequent")
 
 

@@ -18,21 +18,29 @@ __all__ = ["Containers", "Makers", "alike", "containers_of", "in_containers", "m
 
 #: (path of an output's part, "module.Class"), the outermost first.
 Containers = tuple[tuple[str, str], ...]
+_SEVERAL = "container of one class or another"
 #: By path, what makes a container of its parts: a tuple's in order, a dict's by key.
 Makers = Mapping[str, Callable[[Any], Any]]
 
 
-def containers_of(tree: Any, path: str = "out") -> Containers:
-    """Of an output's tree (``flatten_output``): those that are no plain list, tuple or dict."""
-    return tuple(_named(tree, path))
+def containers_of(*trees: Any) -> Containers:
+    """Of outputs' trees (``flatten_output``), one for each workload: those that are no plain list, tuple or dict. What
+    lies in different ones, or in a plain one now and then, has a name that no class has, and dispatch leaves it alone.
+    """
+    found: dict[str, set[str]] = {}
+    for path, name in (one for tree in trees for one in _all(tree, "out")):
+        found.setdefault(path, set()).add(name)
+    return tuple((path, names.pop() if len(names) == 1 else _SEVERAL) for path, names in found.items() if names != {""})
 
 
-def _named(tree: Any, path: str) -> Iterator[tuple[str, str]]:
-    if "type" in tree:
-        yield path, str(tree["type"])
+def _all(tree: Any, path: str) -> Iterator[tuple[str, str]]:
+    """(path, class or "" for a plain one) of each container."""
+    if "leaf" in tree or not tree:
+        return
+    yield path, str(tree.get("type", ""))
     parts = enumerate(tree.get("list") or tree.get("tuple") or ())
     for key, part in (*parts, *tree.get("dict", ())):
-        yield from _named(part, f"{path}.{key}")
+        yield from _all(part, f"{path}.{key}")
 
 
 def makers_of(containers: Containers, home: str) -> Makers:

@@ -68,7 +68,7 @@ def test_attributes_that_forward_reads_and_the_plan_does_not_are_kept(tmp_path: 
     assert item.entry.attributes == entry.attributes == read[1:]
 
 
-def test_containers_with_names_are_kept_where_all_workloads_agree(tmp_path: Path) -> None:
+def test_containers_with_names_are_kept(tmp_path: Path) -> None:
     target = make_target(tmp_path, "scale")
     facts = make_facts(target)
     (first,) = facts.workloads
@@ -77,7 +77,7 @@ def test_containers_with_names_are_kept_where_all_workloads_agree(tmp_path: Path
     trees = [replace(first, name=name, output_tree=tree) for name, tree in (("one", state), ("other", other))]
     for workloads, kept in (
         (trees[:1], (("out", "layers.State"), ("out.1", "layers.Rows"))),
-        (trees, (("out", "layers.State"),)),
+        (trees, (("out", "layers.State"), ("out.1", "container of one class or another"))),
     ):
         item = publish(winning_trace(), target, replace(facts, workloads=tuple(workloads)), tmp_path / "forged")
         assert item.entry.containers == kept

@@ -64,7 +64,9 @@ def test_a_class_under_another_name_of_its_module() -> None:
     assert type(in_containers((X, X), makers)) is State
 
 
-@pytest.mark.parametrize("name", ["nowhere.State", "State", "json.loads", f"{__name__}.X"])
+@pytest.mark.parametrize(
+    "name", ["nowhere.State", "State", "container of one class or another", "json.loads", f"{__name__}.X"]
+)
 def test_a_class_that_is_not_here(name: str) -> None:
     with pytest.raises(Unsupported, match="which is not here"):
         makers_of((("out", name),), "json")
