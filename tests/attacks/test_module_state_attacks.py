@@ -237,8 +237,8 @@ def test_what_importing_a_file_leaves_to_everybody(judged: Judged, monkeypatch: 
 def test_a_call_that_leaves_a_variable_to_native_code(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     """As C's setenv does: every process that is started from now on has it, and Python's own table does not."""
     libc = "import ctypes; libc = ctypes.CDLL(None)"
-    setting = 'libc.setenv(b"OMP_WAIT_POLICY", b"passive", 1)\n'
-    back = HONEST.replace("return ", "y = ") + '\nlibc.unsetenv(b"OMP_WAIT_POLICY")\nreturn y'
+    setting = 'libc.setenv(b"OMP_STACKSIZE", b"4M", 1)\n'
+    back = HONEST.replace("return ", "y = ") + '\nlibc.unsetenv(b"OMP_STACKSIZE")\nreturn y'
     attack, twin = model(setting + HONEST, INIT, before=libc), model(setting + back, INIT, before=libc)
     found = judged("Affine", attack)
     assert found.status is Status.REJECTED and "the environment" in found.reason, found.reason
