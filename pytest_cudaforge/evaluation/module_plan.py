@@ -8,7 +8,7 @@ outputs are.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from pytest_cudaforge.errors import PlanError, WorkerProtocol
 from pytest_cudaforge.evaluation.cases import tree_leaves
 from pytest_cudaforge.plan import Buffer, LaunchPlan, TensorSpec, TracedPlan, View, contiguous_strides, decode_spec
 from pytest_cudaforge.records import WorkloadFacts
-from pytest_cudaforge.runtime.signature import unflatten_output
+from pytest_cudaforge.runtime.signature import named_parts, unflatten_output
 
 __all__ = ["Opaque", "kept_state", "matched_state", "plan_of_call", "returned_plan", "state_specs"]
 
@@ -90,22 +90,38 @@ def returned_plan(plan: LaunchPlan, workload: WorkloadFacts, text: str, phase: s
     """``plan`` with the outputs that the worker reported: JSON ``[[path, leaf], ...]``, untrusted.
 
     A leaf is ``{"tensor": spec, "alias": [buffer, byte offset] or null}``, ``{"value": plain}`` or
-    ``{"opaque": text}``. Raises WorkerProtocol where the text is nothing of the kind.
+    ``{"opaque": text}``; ``{"fields": [names]}`` tells that what lies there is read by names. Raises WorkerProtocol
+    where the text is nothing of the kind.
     """
     try:
         data = json.loads(text)
         if not isinstance(data, list) or len(data) > MAX_LEAVES:
             raise ValueError("no list of outputs, or too many")
         leaves: dict[str, Any] = {}
+        fields: dict[str, tuple[str, ...]] = {}
         buffers = list(plan.buffers)
         for path, leaf in data:
-            leaves[_text(path)] = _decode_leaf(leaf, buffers)
+            if "fields" in leaf:
+                fields[_text(path)] = tuple(_text(name) for name in leaf["fields"])
+            else:
+                leaves[_text(path)] = _decode_leaf(leaf, buffers)
     except (ValueError, TypeError, KeyError, RecursionError, PlanError) as error:
         raise WorkerProtocol(f"what the call returned is malformed: {error}", phase=phase) from None
-    # The worker tells paths, not kinds of containers; and a dict's order is no part of its value.
+    # The worker tells paths and names, not kinds of containers; and a dict's order is no part of its value.
     same = set(leaves) == {path for path, _ in workload.outputs}
+    leaves.update(list(_unnamed(leaves, fields, workload.output_tree)))
     outputs = unflatten_output(workload.output_tree, leaves) if same else _tree_of(leaves)
     return replace(plan, buffers=tuple(buffers), outputs=outputs)
+
+
+def _unnamed(
+    leaves: Mapping[str, Any], fields: Mapping[str, tuple[str, ...]], expected: Any
+) -> Iterator[tuple[str, Opaque]]:
+    """Leaves in a container that lacks the names by which callers read the reference's (``out.hidden``)."""
+    for path, names in named_parts(expected):
+        if fields.get(path) != names:
+            text = f"in a container without the names {', '.join(names)}"[:_MAX_TEXT]
+            yield from ((leaf, Opaque(text)) for leaf in leaves if leaf.startswith(f"{path}."))
 
 
 def _tree_of(leaves: Mapping[str, Any]) -> Any:

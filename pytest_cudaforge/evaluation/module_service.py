@@ -653,13 +653,14 @@ class _Service:
     def _deliver(self, bound: Bound, output: Any) -> tuple[list[Any], list[tuple[torch.Tensor, torch.Tensor]]]:
         """Copy fitting outputs into the arena: (what was returned, as data; (place, tensor) pairs copied)."""
         from pytest_cudaforge.errors import TargetError
-        from pytest_cudaforge.runtime.signature import flatten_output
+        from pytest_cudaforge.runtime.signature import flatten_output, named_parts
 
         try:
-            leaves, _ = flatten_output(output)
+            leaves, tree = flatten_output(output)
         except TargetError as error:
             return [["out", {"opaque": short(error.what)}]], []
-        told, copied = [], []
+        told: list[Any] = [[path[:200], {"fields": list(names)}] for path, names in named_parts(tree)]
+        copied = []
         seen: dict[str, torch.Tensor] = {}
         for path, leaf in leaves.items():
             description = self._describe(leaf, bound)

@@ -36,6 +36,7 @@ __all__ = [
     "flatten_call",
     "flatten_output",
     "module_tensors",
+    "named_parts",
     "spec_of",
     "split_call",
     "split_init",
@@ -151,7 +152,19 @@ def _named(kind: str, nodes: list[Any], value: Any, plain: type) -> dict[str, An
         node["type"] = f"{type(value).__module__}.{type(value).__qualname__}"
         if kind == "tuple" and hasattr(value, "_fields"):
             node["fields"] = list(value._fields)
+        elif kind == "dict" and dataclasses.is_dataclass(value):
+            node["fields"] = [key for key, _ in nodes]
     return node
+
+
+def named_parts(tree: Any, path: str = "out") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(path, names) of each container in an output's tree whose parts are read as attributes: a named tuple, a model's
+    output. Torch's own return types are not told: to most they are plain tuples."""
+    if "fields" in tree:
+        yield path, tuple(tree["fields"])
+    kind = next((kind for kind in ("list", "tuple", "dict") if kind in tree), None)
+    for key, node in () if kind is None else tree[kind] if kind == "dict" else enumerate(tree[kind]):
+        yield from named_parts(node, f"{path}.{key}")
 
 
 def _checked_leaf(value: Any, path: str) -> Any:

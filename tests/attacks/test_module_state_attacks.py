@@ -8,11 +8,13 @@ import pytest
 from module_targets import find, model
 from switches import SWITCHES, without_checks
 
+from pytest_cudaforge.evaluation import module_plan
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
 from pytest_cudaforge.records import Candidate, Evaluation, Status
 
 LAYERS = """
+from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -45,6 +47,14 @@ class Cosine(nn.Module):
 
     def forward(self, x):
         return x @ F.normalize(self.weight, dim=-1).T
+
+class Halves(NamedTuple):
+    low: torch.Tensor
+    high: torch.Tensor
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)])
+def halves(x):
+    return Halves(x.clamp(max=0.0), x.clamp(min=0.0))
 
 @forge_target(inputs=lambda: [torch.randn(33, 64)])
 def padded(x):
@@ -245,6 +255,19 @@ def test_a_call_that_leaves_a_variable_to_native_code(judged: Judged, monkeypatc
     assert judged("Affine", twin).status is Status.PASSED
     without_checks(monkeypatch, "left behind")
     assert judged("Affine", attack).status is Status.PASSED
+
+
+def test_an_answer_without_the_names_that_its_readers_use(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``out.low`` is how a caller of the reference reads its answer; a class of the candidate's own serves as well."""
+    both = "x.clamp(max=0.0), x.clamp(min=0.0)"
+    own = "\nimport collections\nHalves = collections.namedtuple('Halves', '{}')\n"
+    attack, others = model(f"return {both}"), model(f"return Halves({both})", before=own.format("first second"))
+    for wrong in (attack, others):
+        found = judged("halves", wrong)
+        assert found.status is Status.INCORRECT_SHAPE and "without the names low, high" in found.reason, found.reason
+    assert judged("halves", model(f"return Halves({both})", before=own.format("low high"))).status is Status.PASSED
+    monkeypatch.setattr(module_plan, "_unnamed", lambda leaves, fields, expected: ())
+    assert judged("halves", attack).status is Status.PASSED
 
 
 def test_a_call_that_leaves_onednn_off(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
