@@ -41,7 +41,7 @@ from pytest_cudaforge.evaluation.exchanges import (
 from pytest_cudaforge.evaluation.expectation import Expected, Expecting
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.frames import Case, Frame
-from pytest_cudaforge.evaluation.ordinary import all_near, leaning_modes, plainly_wrong
+from pytest_cudaforge.evaluation.ordinary import BY_FAR, BY_FAR_MADE, all_near, leaning_modes, plainly_wrong
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.regions import (
     RedZones,
@@ -181,6 +181,14 @@ class Bench:
         self.frames[frame] = before
         self._set_subject(before.case or target.case)
         return False
+
+    def edit(self, frame: int, seed: int) -> bool:
+        """Judge the frame from now on as after one call more, and write what that one leaves, but for a few elements of
+        inputs and parameters that have changed places. False as in :meth:`follow`."""
+        if not self.follow(frame, 1):
+            return False
+        self.exchange(frame, seed)
+        return True
 
     def fill_all(
         self, seeds: Sequence[int], poison: int, weights_seed: int | None = None, kept: tuple[str, ...] = ()
@@ -358,14 +366,14 @@ class Bench:
         for first, last in zip(firsts, lasts, strict=True):
             yield offset + first, ctypes.string_at(after.data_ptr() + first, last + 1 - first)
 
-    def renew(self, seeds: Sequence[int]) -> None:
-        """Other values in every input of every frame; outputs keep what the last call left, so that nothing shows but
-        the inputs."""
+    def renew(self, seeds: Sequence[int], family: str = "drawn") -> None:
+        """Other values of ``family`` in every input of every frame; outputs keep what the last call left, so that
+        nothing shows but the inputs."""
         self._expected = None
         for frame, seed in zip(self.frames, seeds, strict=True):
             before = self.frames[frame].case
             assert before is not None, "a frame is filled before it is renewed"
-            self._draw_into(frame, replace(before, seed=seed, family="drawn"))
+            self._draw_into(frame, replace(before, seed=seed, family=family))
             self.frames[frame].held = {}
         self._synchronise()
 
@@ -503,7 +511,9 @@ class Bench:
             nearby = functools.partial(self._nearby, frame)
             names = {self.subject.output_name(path): value for path, value in private.items()}
             reference = {self.subject.output_name(p): v for p, v in self._expectation(frame).reference.items()}
-            if wrong := plainly_wrong(found["mismatches"], names, reference, nearby):
+            case = self.frames[frame].case
+            by_far = BY_FAR if case is None or case.family == "drawn" else BY_FAR_MADE
+            if wrong := plainly_wrong(found["mismatches"], names, reference, nearby, by_far):
                 return {**found, "mismatches": wrong}
         return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
 

@@ -44,6 +44,8 @@ _INSTANCES: dict[str, NewInstance] = {
     "a third instance": "weights alone",
     "a fourth instance": "alone",
 }
+#: How many instances there are after those, each in the place of the one before, and for how long.
+_NEXT_INSTANCES, _NEXT_S = 16, 2.0
 #: A process that makes no call takes less than this share of a core's time (or waits for it, on a busy machine), in one
 #: of some intervals at least, each so long: OpenMP's threads look out for work for a while.
 _IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
@@ -254,7 +256,9 @@ def in_a_row(bout: Bout) -> None:
     """Where forward writes its inputs or its state: calls right behind each other, on what each one left. A kernel that
     takes them for a clock's, which nobody looks at, is right in all other trials."""
     if bout.mutated:
-        bout.require(bout.trial("calls right behind the first"), bout.run.in_a_row)
+        writes = any(path.startswith("input/") for path in bout.mutated)
+        judged = functools.partial(bout.run.in_a_row, writes_inputs=writes)
+        bout.require(bout.trial("calls right behind the first"), judged)
 
 
 def changed(bout: Bout) -> None:
@@ -269,8 +273,10 @@ def changed(bout: Bout) -> None:
 def ordinary(bout: Bout) -> None:
     """Hundreds of calls on values as the target draws them: what goes wrong in one of some hundred is right in all
     other trials, unless somebody has thought of it."""
-    writes = bool(bout.mutated)
-    bout.require(bout.trial("ordinary calls"), functools.partial(bout.run.ordinary, writes=writes))
+    judged = functools.partial(bout.run.ordinary, writes=bool(bout.mutated))
+    bout.require(bout.trial("ordinary calls", bout.new_values("drawn")), judged)
+    for family in bout.oracle.hundreds(bout.target, bout.name):
+        bout.require(bout.trial(f"hundreds of calls on {family}", bout.new_values(family)), judged)
 
 
 def aged(bout: Bout) -> None:
@@ -320,23 +326,45 @@ def kept_answers(bout: Bout) -> None:
 def instances(bout: Bout) -> None:
     """Another instance beside the first, as a network's second layer is, with weights of its own: a module that keeps
     what it derived from weights for all of its class answers with the first one's."""
-    weights = (buffer for buffer in bout.product.traced.main.buffers if buffer.role == "state")
-    if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
-        return  # three of them may be more than there is room for
-    worker = bout.run.worker
-    assert isinstance(worker, ModuleWorker)
     for name, how in _INSTANCES.items():
-        try:
-            worker.another_instance(name, how=how, timeout_s=bout.hang_limit_s)
-        except LaunchFailure as error:
-            if name == "a second instance":
-                return  # nobody promised that there may be two
-            if how in ("copy", "copy as old", "otherwise"):
-                continue  # nor that it can be copied, or be another one
-            trial = replace(bout.last, name=name)
-            raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+        if _another(bout, name, how):
+            case = TrialCase(CHANCE.fresh_seed(), weights_seed=CHANCE.fresh_seed())
+            bout.require(bout.trial(name, case))
+        elif name == "a second instance":
+            return  # nobody promised that there may be two
+    _next_instances(bout)
+
+
+def _next_instances(bout: Bout) -> None:
+    """One after another, each made when the one before is gone and loaded as often, as who tries networks makes them:
+    now and then one's weights lie where another's lay."""
+    if not any(buffer.role == "state" for buffer in bout.product.traced.main.buffers):
+        return
+    began = time.monotonic()
+    for number in range(1, _NEXT_INSTANCES + 1):
+        name = f"the next instance, number {number}"
+        if time.monotonic() - began > _NEXT_S or not _another(bout, name, "next"):
+            return
         case = TrialCase(CHANCE.fresh_seed(), weights_seed=CHANCE.fresh_seed())
         bout.require(bout.trial(name, case))
+
+
+def _another(bout: Bout, name: str, how: NewInstance) -> bool:
+    """Has an instance taken the place of the one that is called? Not where several may be more than there is room for,
+    nor where it may not be copied, or be another one, which nobody promised."""
+    weights = (buffer for buffer in bout.product.traced.main.buffers if buffer.role == "state")
+    if sum(buffer.spec.extent_bytes for buffer in weights) > _MOST_WEIGHTS_BYTES:
+        return False
+    worker = bout.run.worker
+    assert isinstance(worker, ModuleWorker)
+    try:
+        worker.another_instance(name, how=how, timeout_s=bout.hang_limit_s)
+    except LaunchFailure as error:
+        if how in ("beside", "copy", "copy as old", "otherwise"):
+            return False
+        trial = replace(bout.last, name=name)
+        raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+    return True
 
 
 def weights_one_by_one(bout: Bout) -> None:
@@ -389,9 +417,15 @@ def training(bout: Bout) -> None:
 
 
 def in_inference_mode(bout: Bout) -> None:
-    """A call under torch's inference mode, the last one: what a module makes there may be of no use elsewhere."""
+    """A call under torch's inference mode, the last one: what a module makes there may be of no use elsewhere. Then one
+    there that is the first of an instance, and another one outside: whoever looks at a model before it is trained."""
     if not is_backward(bout.name):
         bout.require(bout.trial("in inference mode", bout.new_values(), elsewhere="inference"))
+    if not _another(bout, "an instance that begins in inference mode", "beside"):
+        return
+    bout.require(bout.trial("first in inference mode", bout.new_values(), elsewhere="inference"))
+    if not is_backward(bout.name):
+        bout.require(bout.trial("after inference mode", bout.new_values()))
 
 
 def still_written(bout: Bout) -> None:

@@ -127,12 +127,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One output's verdict. ``error_ratio`` is rms(c-o) over max(rms(r-o), floor); ``bound`` what it may be."""
+    """One output's verdict. ``error_ratio`` is rms(c-o) over max(rms(r-o), floor); ``bound`` what it may be. ``small``:
+    where the small elements alone are off, (below which size they are, what their rms(c-o) may be)."""
 
     error_ratio: float | None
     bound: float | None
     mismatches: tuple[Mismatch, ...]
     partial: bool = False
+    small: tuple[float, float] | None = None
 
 
 @dataclass
@@ -264,14 +266,18 @@ def _judge_floating(
         found.append(_destroyed(path, sums, rows, ratio, kappa))
     chance = kappa * scale / math.sqrt(1 if rule.alike else _independent(shape, rule.reduction))
     found.extend(_judge_bias(path, sums, limits, chance, ratio, kappa))
-    if not found:
-        found.extend(_judge_rest(path, c, r, o, spread, shape, fills, sums, rule, limits, partial, ratio, kappa))
+    small = None
+    if not found and (
+        rest := _judge_rest(path, c, r, o, spread, shape, fills, sums, rule, limits, partial, ratio, kappa)
+    ):
+        found.append(rest[0])
+        small = rest[1:]
     if not found:
         found.extend(_judge_systematic(path, c, r, o, shape, fills, rule, limits, error, ratio, kappa))
     if not found:
         found.extend(_judge_gain(path, candidate, reference, oracle, fills, rule, limits, ratio, kappa))
     found.extend(_judge_user_bound(path, c, r, o, shape, rule))
-    return Judgement(ratio, kappa, tuple(found), rule.partial or exact)
+    return Judgement(ratio, kappa, tuple(found), rule.partial or exact, small)
 
 
 def _widen_by(sums: _Sums, other: _Sums) -> None:
@@ -443,12 +449,13 @@ def _finite_errors(c: Tensor, r: Tensor, o: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _find_destroyed(sums: _Sums, by_row: Sequence[Tensor], limits: Tolerance) -> None:
-    """``by_row``: rms of the candidate's errors, of the reference's, of the oracle's values; how many are finite."""
+    """``by_row``: rms of the candidate's errors, of the reference's, of the oracle's values; how many are finite. Rows
+    that the reference has destroyed itself say nothing here."""
     rms_c, rms_r, rms_o, in_row = by_row
     typical = math.sqrt(sums.oracle_square / max(1, sums.count))
     floor = limits.unit_roundoff * rms_o
     bad = (rms_c > DESTROYED * rms_o) & (rms_c > DESTROYED_RATIO * rms_r.maximum(floor)) & (rms_o > 1e-3 * typical)
-    bad &= (in_row >= SHORT) & (rms_c > limits.least)
+    bad &= (in_row >= SHORT) & (rms_c > limits.least) & (rms_r <= DESTROYED * rms_o)
     if bool(bad.any()):
         row = int(bad.to(dtype=rms_c.dtype).argmax())
         sums.destroyed_row, sums.destroyed_error = row, float(rms_c[row] / rms_o[row])
@@ -468,8 +475,9 @@ def _judge_rest(
     partial: bool,
     ratio: float,
     kappa: float,
-) -> list[Mismatch]:
-    """Is what is small beside the largest elements right, too?
+) -> tuple[Mismatch, float, float] | None:
+    """Is what is small beside the largest elements right, too? None, or what is wrong below which size, and what the
+    rms of the errors there may be.
 
     The error of elements below some size, over that of the reference in the same ones or what rounding leaves of their
     size, or of size 1 where they are smaller still: an honest formula may have such terms where the reference has none
@@ -479,7 +487,7 @@ def _judge_rest(
     room = REST_ROOM * limits.kappa_max * _growth(rule.reduction, limits)
     room *= _sum_growth(rule.reduction, limits, c.numel())
     if sums.oracle_max <= 1.0 or not _may_hide(c, r, o, fills, sums, room * unit):
-        return []
+        return None
     by_size = _by_size(c, r, o, fills)
     for other in spread:
         by_size[2] = by_size[2].maximum(_by_size(other, r, o, fills)[1])
@@ -494,8 +502,8 @@ def _judge_rest(
                 f"{int(count)} of {int(counts[-1])} elements are smaller than {below:.3g}; their error norm is "
                 f"{found:.3g}, rounding allows {bound:.3g}: the larger ones hide it"
             )
-            return [dataclasses.replace(wrong, detail=detail)]
-    return []
+            return dataclasses.replace(wrong, detail=detail), below, bound
+    return None
 
 
 def _may_hide(c: Tensor, r: Tensor, o: Tensor, fills: tuple[float, ...], sums: _Sums, relative: float) -> bool:

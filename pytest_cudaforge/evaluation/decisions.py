@@ -17,7 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["CHOOSING", "ORDERING", "DecidingMode", "MarginMode", "NamingMode", "decided_by_rounding", "exact", "kept"]
+__all__ = [
+    "CHOOSING",
+    "ORDERING",
+    "WEIGHING",
+    "DecidingMode",
+    "MarginMode",
+    "NamingMode",
+    "decided_by_rounding",
+    "exact",
+    "kept",
+]
 
 _DECIDE = frozenset(
     [
@@ -56,6 +66,8 @@ ORDERING = frozenset(
 )
 #: Those, and operators that choose one of many by its value.
 CHOOSING = ORDERING | {"argmax", "argmin", "max", "min"}
+#: Those that weigh many against each other by exponentials.
+WEIGHING = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax", "logsumexp", "exp"})
 
 
 @undisabled

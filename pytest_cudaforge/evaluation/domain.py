@@ -14,6 +14,7 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.decisions import (
     CHOOSING,
     ORDERING,
+    WEIGHING,
     DecidingMode,
     MarginMode,
     NamingMode,
@@ -26,7 +27,7 @@ from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_values, size_of
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.rarities import Rarities
-from pytest_cudaforge.evaluation.redraw import SHORTCUTS, families_of, redraw
+from pytest_cudaforge.evaluation.redraw import HUNDREDS, SHORTCUTS, families_of, redraw
 from pytest_cudaforge.evaluation.structures import Structure, looks_normal, ordered_values, structure_of, structures_of
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
@@ -238,6 +239,14 @@ class Domain:
         if self.subject.options.distributions == "drawn" or not {"generic", "unit"} & set(structures.values()):
             return ()
         return tuple(family for family in SHORTCUTS if self._takes(workload, family, structures))
+
+    def hundreds(self, workload: str) -> tuple[str, ...]:
+        """Those of the redraws that are worth drawing by the hundred on which the reference runs, as in families."""
+        structures = self.structures(workload)
+        if self.subject.options.distributions == "drawn" or "generic" not in structures.values():
+            return ()
+        weighs = bool(WEIGHING & self._operators(workload))
+        return tuple(family for family in HUNDREDS if weighs and self._takes(workload, family, structures))
 
     def redraw(self, workload: str, leaves: dict[str, Any], family: str, seed: int) -> None:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
@@ -452,7 +461,7 @@ def redraw_leaves(
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
     shared = 0
-    if family in ("faint", "small", "alike", "levels", "padded"):
+    if family in ("faint", "small", "alike", "levels", "padded", "sinks"):
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":

@@ -69,6 +69,8 @@ CALM = 0.01
 
 #: By so many deviations one place of each row is ahead in "leading".
 _AHEAD = 3.0
+#: "sinks": how far from each other rows lie, and the one of them that stands out from all, at least and at most.
+_BESIDE_EACH_OTHER, _STANDING_OUT = 0.05, (3.0, 24.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,26 @@ def _leading(draw: Draw) -> Tensor:
         return values
     place = torch.randint(values.shape[-1], (), generator=draw.generator, device=values.device)
     values.select(-1, int(place)).add_(_AHEAD * draw.scale)
+    return values
+
+
+def _sinks(draw: Draw) -> Tensor:
+    """Rows are nearly alike but for one, the same in all inputs of a call, which stands out from little to far: its
+    score is ahead of all others' by anything, and those come to something together however little each of them is."""
+    values = draw.values
+    if values.dim() < 2 or values.shape[-2] < 2 or not values.numel():
+        return values
+    place = int(torch.randint(1 << 30, (), generator=draw.common, device=draw.common.device)) % values.shape[-2]
+    out = values.select(-2, place).clone()
+    values.mul_(_BESIDE_EACH_OTHER).add_(
+        torch.empty_like(values[..., :1, :]).normal_(generator=draw.generator) * draw.scale
+    )
+    least, most = _STANDING_OUT
+    # One of each step of the way in some order, so that none is left out where there are but some.
+    steps = torch.rand(out.shape[:-1], generator=draw.generator, device=values.device).flatten().argsort()
+    chance = torch.rand(len(steps), generator=draw.generator, device=values.device)
+    far = (math.log(least) + (steps + chance) / len(steps) * math.log(min(most, draw.spread[0]) / least)).exp()
+    values.select(-2, place).copy_(out * far.view(*out.shape[:-1], 1))
     return values
 
 
@@ -411,6 +433,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "raised": lambda draw: draw.values.abs_(),
     "rectified": lambda draw: _rectified(draw.values, draw.generator),
     "shifted": lambda draw: draw.values.add_(draw.spread[1] * draw.scale),
+    "sinks": _sinks,
     "small": lambda draw: _vanishing(draw, _SMALL[draw.dtype == torch.float16]),
     "sparse": _sparse,
     "exact": lambda draw: _with_exact(draw.values, draw.generator),

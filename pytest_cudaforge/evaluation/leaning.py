@@ -72,7 +72,7 @@ class LeaningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         generator = torch.Generator(device=value.device).manual_seed(self._chance.getrandbits(62))
         wide = value if value.itemsize == 8 else value.float()
         share = torch.empty_like(wide).uniform_(-1.0, 1.0, generator=generator)
-        size = wide.abs()
+        size = wide.abs().nan_to_num_(0.0, 0.0, 0.0)  # what is barred by -inf stays so
         if size.dim() > 1:  # of rows that nearly vanish beside others a sum is as exact
             size = torch.maximum(size, wide.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True).sqrt())
         return (wide + by * share * size).to(value.dtype)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytest_cudaforge import plan
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WRITTEN", "as_it_was", "copy_of", "holders", "overwrite", "share", "sharing", "uses"]
+__all__ = ["WRITTEN", "as_it_was", "copy_of", "holders", "lists_and_dicts", "overwrite", "share", "sharing", "uses"]
 
 #: What a caller may write into an answer of integers.
 WRITTEN = 77
@@ -41,6 +41,15 @@ def sharing(answers: Iterable[Sequence[torch.Tensor]]) -> int:
         for storage, at in by_storage.items():
             places.setdefault(storage, []).append(frozenset(at))
     return sum(len(at) for at in places.values() if len(set(at)) > 1)
+
+
+def lists_and_dicts(value: Any) -> Iterator[Any]:
+    """The containers of an answer, or of arguments, that somebody may write into, the outermost first."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, (Mapping, list)):
+        yield value
+    for part in parts:
+        yield from lists_and_dicts(part)
 
 
 def holders(storage: torch.UntypedStorage) -> int:

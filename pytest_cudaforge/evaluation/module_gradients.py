@@ -18,7 +18,7 @@ from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NO_GRADIENTS", "Gradients", "NoGradients"]
+__all__ = ["NO_GRADIENTS", "Gradients", "NoGradients", "forward_keywords"]
 
 NO_GRADIENTS = "forward records no gradients"
 #: One call in so many has half of the tensors frozen, then the other half.
@@ -33,6 +33,11 @@ _KEPT_BYTES = 1 << 26
 
 class NoGradients(Exception):
     """No output depends on inputs or parameters in a way that autograd knows."""
+
+
+def forward_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a call of forward and backward in one: those of forward's own."""
+    return {name: value for name, value in kwargs.items() if name not in (OUTPUT, GRADIENT)}
 
 
 class Gradients:
@@ -85,7 +90,7 @@ class Gradients:
         from pytest_cudaforge.runtime.signature import flatten_call, flatten_output, unflatten_call
 
         given, _ = flatten_output(kwargs[GRADIENT])
-        own = {name: value for name, value in kwargs.items() if name not in (OUTPUT, GRADIENT)}
+        own = forward_keywords(kwargs)
         leaves, tree = flatten_call(args, own)
         asked = [key for key in keys if not key.startswith(MODULE)]
         inputs = {key: leaves[key].detach().requires_grad_() for key in asked}

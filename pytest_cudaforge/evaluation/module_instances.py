@@ -126,9 +126,14 @@ class Instances:
         return copied
 
     def replace(self, how: NewInstance, alike: Sequence[torch.Tensor]) -> None:
-        """An instance alone, where the one before lay if the allocator can be brought to it: its weights, or itself.
-        ``alike``: what others write where memory has become free."""
+        """An instance alone, the "next" one, or where the one before lay if the allocator can be brought to it: its
+        weights, or itself. ``alike``: what others write where memory has become free."""
         self._others = []
+        if how == "next":
+            del self.model, self.state
+            gc.collect()
+            self.construct()
+            return
         before, number = {tensor.data_ptr() for tensor in self.state.values()}, id(self.model)
         del self.model, self.state
         gc.collect()

@@ -32,9 +32,9 @@ __all__ = [
     "NewInstance",
 ]
 
-NewInstance = Literal["beside", "otherwise", "copy", "copy as old", "weights alone", "alone"]
+NewInstance = Literal["beside", "otherwise", "copy", "copy as old", "weights alone", "next", "alone"]
 #: Those for which the instances before go first.
-ALONE: frozenset[NewInstance] = frozenset({"weights alone", "alone"})
+ALONE: frozenset[NewInstance] = frozenset({"weights alone", "next", "alone"})
 
 #: Operations; those that a plan's worker knows, too, have its numbers.
 START, ATTACH, DETACH, RELOAD, RUN, RUN_MANY, PROFILE, COMPILED = 1, 2, 3, 4, 5, 6, 8, 9

@@ -35,9 +35,18 @@ from pytest_cudaforge.evaluation.changes import decode_changes, writers
 from pytest_cudaforge.evaluation.channel import Channel, Request
 from pytest_cudaforge.evaluation.contract import OVERLAPS
 from pytest_cudaforge.evaluation.extensions import NEVER
-from pytest_cudaforge.evaluation.module_answers import as_it_was, copy_of, holders, overwrite, share, sharing, uses
+from pytest_cudaforge.evaluation.module_answers import (
+    as_it_was,
+    copy_of,
+    holders,
+    lists_and_dicts,
+    overwrite,
+    share,
+    sharing,
+    uses,
+)
 from pytest_cudaforge.evaluation.module_faults import CandidateError, CandidateFile, short
-from pytest_cudaforge.evaluation.module_gradients import Gradients
+from pytest_cudaforge.evaluation.module_gradients import Gradients, forward_keywords
 from pytest_cudaforge.evaluation.module_instances import Instances
 from pytest_cudaforge.evaluation.module_requests import (
     ALONE,
@@ -465,6 +474,9 @@ class _Service:
         if self.device.type == "cuda":
             self._crowded().soil()
         inference = elsewhere == "inference"
+        if inference and self._gradients is not None:
+            self._begin_in_inference_mode(bound)
+            inference = False
         with self._torch.inference_mode() if inference else contextlib.nullcontext():
             with extensions.sabotaged_operators():
                 calls = {"thread": self._called_elsewhere, "training": self._called_training}
@@ -484,6 +496,12 @@ class _Service:
             overwrite(tensor)  # as a caller may, in an answer that is its own
         self._synchronize()
         return json.dumps(leaves)
+
+    def _begin_in_inference_mode(self, bound: Bound) -> None:
+        """Forward alone, before it is trained: no gradient can be asked for there."""
+        forward = functools.partial(self._instances.model, *bound.args, **forward_keywords(bound.kwargs))
+        with self._torch.inference_mode():
+            self._file.guarded(LAUNCH_REFUSED, "forward", forward)
 
     def _crowded(self) -> Crowd:
         if self._crowd is None:
@@ -574,8 +592,13 @@ class _Service:
         bounds = [self._bind(bindings) for bindings in sets]
         self._load_weights(bounds[0])
         self._held, self._kept = [], [] if first else self._kept
+        given = {id(one) for bound in bounds for one in lists_and_dicts((bound.args, dict(bound.kwargs)))}
+        containers: list[Any] = []
         for at in order:
-            tensors = self._own_tensors(bounds[at], self._call(bounds[at]))
+            answer = self._call(bounds[at])
+            containers += [one for one in lists_and_dicts(answer) if id(one) not in given]
+            tensors = self._own_tensors(bounds[at], answer)
+            del answer
             # A caller may keep views of answers and nothing else, or the answers.
             kept = [tensor.detach() for tensor in tensors] if first else tensors
             self._kept.append([(tensor, tensor.clone()) for tensor in kept])
@@ -584,6 +607,8 @@ class _Service:
             self._keep_on(bounds)
         self._synchronize()
         changed_ = sum(not all(as_it_was(tensor, copy) for tensor, copy in answer) for answer in self._kept)
+        # Who keeps a dict of answers has another call's in it, where both are in one.
+        changed_ += len(containers) - len({id(one) for one in containers})
         return changed_, sharing([tensor for tensor, _ in answer] for answer in self._kept)
 
     def _holds_answers(self) -> bool:

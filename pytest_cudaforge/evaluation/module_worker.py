@@ -141,9 +141,9 @@ class ModuleWorker(Worker):
 
     def another_instance(self, name: str, *, how: NewInstance = "beside", timeout_s: float) -> None:
         """Construct ModelNew once more, and call that one from now on, unless it has other settings ("otherwise").
-        Those before it live on (``how`` "beside"), or are gone by then: its weights ("weights alone"), or itself
-        ("alone"), may lie at their addresses. "copy": a deep copy of the one before, which lives on, "copy as old":
-        whose weights have the version that the first one's have; LaunchFailure where it cannot be copied."""
+        Those before it live on (``how`` "beside"), or are gone by then ("next"): its weights ("weights alone"), or
+        itself ("alone"), may lie at their addresses. "copy": a deep copy of the one before, which lives on, "copy as
+        old": whose weights have the version that the first one's have; LaunchFailure where it cannot be copied."""
         self._sets = None
         self._ask(RELOAD, {"how": how}, f"loading the kernels again for {name}", timeout_s)
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from pytest_cudaforge import errors
 from pytest_cudaforge.errors import ForgeError, OracleError, TargetError
@@ -57,7 +57,7 @@ _ENVIRONMENT = (
 
 #: Operations that run a target's own code before anything else may have: a death there is the target's.
 _TARGET_CODE = (
-    *("facts", "backward", "lint", "structures", "families", "shortcuts"),
+    *("facts", "backward", "lint", "structures", "families", "shortcuts", "hundreds"),
     *("variants", "landmarks", "rotation", "version", "guarded"),
 )
 
@@ -123,12 +123,13 @@ class ExportedArena:
 class _Deadly:
     """Redraws of a workload that took the reference's process down: nobody asks for them again, or a process would end
     in the middle of a verdict, with all that it holds. ``rare``: it did not say which, and those of rare values went
-    first; ``all``: then the others. ``shortcuts``, and sizes ``near`` to a number, are asked for on their own."""
+    first; ``all``: then the others. Other ``kinds`` of values, and sizes ``near`` to a number, are asked for on their
+    own."""
 
     families: list[str] = field(default_factory=list)
     rare: bool = False
     all: bool = False
-    shortcuts: bool = False
+    kinds: set[str] = field(default_factory=set)
     near: bool = False
 
     def learn(self, what: str) -> None:
@@ -397,15 +398,22 @@ class OracleClient:
 
     def shortcuts(self, target: Target, workload: str) -> tuple[str, ...]:
         """Redraws that leave an operation nothing to do, and that this workload's reference takes."""
+        return self._of_kind("shortcuts", target, workload)
+
+    def hundreds(self, target: Target, workload: str) -> tuple[str, ...]:
+        """Redraws that are worth drawing by the hundred, and that this workload's reference takes."""
+        return self._of_kind("hundreds", target, workload)
+
+    def _of_kind(self, kind: Literal["shortcuts", "hundreds"], target: Target, workload: str) -> tuple[str, ...]:
         self.structures(target, workload)
         deadly = self._deadly.setdefault((target.key, workload), _Deadly())
-        if deadly.shortcuts:
+        if kind in deadly.kinds:
             return ()
         try:
-            return tuple(self.request("shortcuts", target=to_json(target), workload=workload))
+            return tuple(self.request(kind, target=to_json(target), workload=workload))
         except (TargetError, OracleError) as error:
             self._require_ended(error)
-            deadly.shortcuts = True
+            deadly.kinds.add(kind)
             self.structures(target, workload)
             return ()
 
@@ -494,9 +502,9 @@ class OracleClient:
             raise OracleError("the oracle sent no descriptor for its copy")
         return ExportedArena(descriptor, data["nbytes"])
 
-    def renew(self, bench: int, seeds: Sequence[int]) -> None:
+    def renew(self, bench: int, seeds: Sequence[int], family: str = "drawn") -> None:
         """Give all filled frames other inputs, by one seed each; outputs keep what the last call left."""
-        self.request("renew", bench=bench, seeds=list(seeds))
+        self.request("renew", bench=bench, seeds=list(seeds), family=family)
 
     def rewrite(self, bench: int) -> None:
         """Write all filled frames' inputs once more, as they are; outputs keep what the last call left."""
@@ -506,6 +514,11 @@ class OracleClient:
         """Judge the frame from now on as after so many calls more, on what each one left of inputs and state; nothing
         is written. False, and all is as it was, where the reference need not take what it has written."""
         return bool(self.request("follow", bench=bench, frame=frame, calls=calls))
+
+    def edit(self, bench: int, frame: int, seed: int) -> bool:
+        """Judge the frame from now on as after one call more, and write what that one leaves, but for a few elements
+        that have changed places. False, and all is as it was, as in :meth:`follow`."""
+        return bool(self.request("edit", bench=bench, frame=frame, seed=seed))
 
     def mutates(self, target: Target, workload: str) -> frozenset[str]:
         """``input/<path>`` and ``state/<path>`` of the tensors that the reference's forward writes, and

@@ -207,6 +207,9 @@ class _Oracle:
     def do_shortcuts(self, target: Any, workload: str) -> Any:
         return list(self.of_workload(target, workload).domain.shortcuts(workload))
 
+    def do_hundreds(self, target: Any, workload: str) -> Any:
+        return list(self.of_workload(target, workload).domain.hundreds(workload))
+
     def do_variants(self, target: Any, workload: str, sizes: bool = True, fatal: Sequence[str] = ()) -> Any:
         """Variants on which the reference itself runs, as (name, WorkloadFacts); ``sizes``: neighbouring ones, too, and
         none of the kinds that were ``fatal``."""
@@ -352,8 +355,8 @@ class _Oracle:
         copy = self.benches[bench].snapshot()
         return {"nbytes": copy.nbytes}, copy.fd
 
-    def do_renew(self, bench: int, seeds: list[int]) -> Any:
-        self.benches[bench].renew(seeds)
+    def do_renew(self, bench: int, seeds: list[int], family: str) -> Any:
+        self.benches[bench].renew(seeds, family)
 
     def do_rewrite(self, bench: int) -> Any:
         self.benches[bench].rewrite()
@@ -363,6 +366,9 @@ class _Oracle:
 
     def do_follow(self, bench: int, frame: int, calls: int) -> Any:
         return self.benches[bench].follow(frame, calls)
+
+    def do_edit(self, bench: int, frame: int, seed: int) -> Any:
+        return self.benches[bench].edit(frame, seed)
 
     def do_mutates(self, target: Any, workload: str) -> Any:
         subject = self.of_workload(target, workload)

@@ -19,13 +19,14 @@ from pytest_cudaforge.evaluation.contract import ROUNDING
 from pytest_cudaforge.evaluation.leaning import CORRECTLY_ROUNDED, LeaningMode
 from pytest_cudaforge.records import Mismatch
 
-__all__ = ["all_near", "leaning_modes", "plainly_wrong"]
+__all__ = ["BY_FAR", "BY_FAR_MADE", "all_near", "leaning_modes", "plainly_wrong"]
 
 #: So many roundoffs of its own and of its tensor's usual size is an answer next to another one, by the type's bytes.
 _OWN_ROUNDOFFS, _USUAL_ROUNDOFFS = {8: 64.0, 4: 64.0}, {8: 16.0, 4: 16.0}
 _FEW_ROUNDOFFS = 2.0
-#: So many times its bound is an error that is off by far.
-_BY_FAR = 8.0
+#: So many times its bound is an error that is off by far: on values as drawn, of which nobody knows how shaky they are,
+#: and on those that are made to show something.
+BY_FAR, BY_FAR_MADE = 8.0, 2.0
 #: Runs of the reference, rounded otherwise by up to so many eps in each operator, that tell where it is shaky.
 _RUNS, _MOST_EPS = 8, 4
 #: Kinds of mismatches that may come of a value which the reference itself rounds one way or the other.
@@ -58,10 +59,11 @@ def plainly_wrong(
     candidate: Mapping[str, Tensor],
     reference: Mapping[str, Any],
     nearby: Callable[[], Iterator[Mapping[str, Any]]],
+    by_far: float = BY_FAR,
 ) -> list[Mismatch]:
-    """Those of ``mismatches`` that no other rounding explains. ``nearby``: what the reference gives, rounded
-    otherwise."""
-    found = [m for m in mismatches if m.kind not in ROUNDING or _by_far(m)]
+    """Those of ``mismatches`` that no other rounding explains, by errors of more than ``by_far`` times their bounds.
+    ``nearby``: what the reference gives, rounded otherwise."""
+    found = [m for m in mismatches if m.kind not in ROUNDING or _by_far(m, by_far)]
     rounded = {m.output for m in found if m.kind in _ROUNDED}
     tensors = {path: value for path, value in reference.items() if path in rounded and isinstance(value, Tensor)}
     wrong = {path: ~_near(candidate[path], value) for path, value in tensors.items() if path in candidate}
@@ -71,9 +73,9 @@ def plainly_wrong(
     return [m for m in found if m.output not in wrong or bool(wrong[m.output].any())]
 
 
-def _by_far(mismatch: Mismatch) -> bool:
+def _by_far(mismatch: Mismatch, times: float) -> bool:
     ratio, bound = mismatch.error_ratio, mismatch.bound
-    return ratio is not None and bound is not None and not ratio <= _BY_FAR * bound
+    return ratio is not None and bound is not None and not ratio <= times * bound
 
 
 def _near(one: Tensor, other: Tensor) -> Tensor:

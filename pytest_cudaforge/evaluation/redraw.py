@@ -16,7 +16,7 @@ from pytest_cudaforge.evaluation.absences import LACKING
 from pytest_cudaforge.evaluation.generic import CALM, ENDS, Draw, generic
 from pytest_cudaforge.evaluation.structures import LOW_PRECISION, REDRAWN, Structure, sample_of
 
-__all__ = ["FAMILIES", "SHORTCUTS", "families_of", "redraw"]
+__all__ = ["FAMILIES", "HUNDREDS", "SHORTCUTS", "families_of", "redraw"]
 
 
 FAMILIES = (
@@ -47,6 +47,9 @@ FAMILIES = (
 #: Values that leave an operation nothing to do: none out of bounds, all of one sign. Who then returns its input itself
 #: gives the caller something else than usual; of what the values come to, the families say more.
 SHORTCUTS = ("calm", "raised", "sunk")
+#: Values of which hundreds are drawn, as what goes wrong on few of them may do so by far: sinks, where many are weighed
+#: against each other.
+HUNDREDS = ("sinks",)
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
 _SPREAD = {False: (100.0, 300.0), True: (8.0, 8.0)}
 #: The share of exact zeros in "floor", and of ones in "ceiling".

@@ -63,6 +63,7 @@ _FRESH_CALLS = (24, 160)
 _BESIDE_S, _BESIDE_CALLS = (0.012, 0.4), 2
 _AT_ONCE = "while another thread makes the same call with values of its own"
 _FIRST_AT_ONCE = "a first call while another thread makes its first one"
+_EDITS, _EDITED = 6, "a call behind others, after a few elements of what they had left were exchanged"
 _BETWEEN_CALLS = "values that changed between two of many calls, without a pause"
 #: Calls in a batch after which memory is looked at, in time and number; how many batches have to leave how much, and
 #: so many times as long ones as much more.
@@ -74,9 +75,11 @@ _MOST_OPEN = 128
 _CALLS_BEFORE_S = 0.1
 #: Calls that are judged as after so many more, or twice that, one after another; an hour's at the most.
 AGED_CALLS, _AGES, _MOST_AGE = 4, (1 << 12, 1 << 20, 1 << 27), 1 << 28
-#: How long ordinary calls are made and looked at, and how many there are at most.
+#: How long ordinary calls are made and looked at, and how many there are at most; so many times as long where there
+#: were but a few, as on busy cores.
 ORDINARY_S, _MOST_ORDINARY = {"cpu": 1.0, "cuda": 0.2}, 3000
-_ORDINARY = "one of {count} calls on drawn values"
+_FEW_ORDINARY, _LONGER_ORDINARY = 100, 4
+_ORDINARY = "one of {count} calls on {family} values"
 #: Where a worker has the arena once more, read-only.
 _SEALED_SLOT = 2
 
@@ -277,14 +280,23 @@ class Run:
         told = tuple(replace(m, detail=f"calls one after another: {m.detail}") for m in wrong[:8])
         return CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
 
-    def in_a_row(self, workload: str, trial: Trial) -> CaseResult:
-        """New values in a frame, calls there by one request, and what the last one left."""
+    def in_a_row(self, workload: str, trial: Trial, *, writes_inputs: bool) -> CaseResult:
+        """New values in a frame, calls there by one request, and what the last one left; where they write their inputs
+        one more, before which somebody edits what they have left."""
         calls = self._row(trial)
+        sets, limit_s = [self._bindings(trial.frame)], self.hang_limit_s
         if calls:
             self._prepare(trial)
-            sets, limit_s = [self._bindings(trial.frame)], self.hang_limit_s
             self.worker.run_many(sets, calls, timeout_s=limit_s, shows_state=True)
-        return self._after_row(workload, trial, calls, "right behind the first")
+        found = self._after_row(workload, trial, calls, "right behind the first")
+        for _ in range(_EDITS if calls and writes_inputs else 0):
+            if not found.passed or not self.oracle.edit(self.bench, trial.frame, CHANCE.fresh_seed()):
+                break
+            self.worker.run_many(sets, 1, timeout_s=limit_s, shows_state=True)
+            check = self._judged([trial.frame])
+            told = tuple(replace(m, detail=f"{_EDITED}: {m.detail}") for m in check.mismatches[:8])
+            found = CaseResult(workload, trial.name, True, not told, check.error_ratio, check.bound, told)
+        return found
 
     def _row(self, trial: Trial) -> int:
         """Draw new values into a frame, and a number of calls that the oracle is to judge by there; 0 where none may
@@ -332,36 +344,38 @@ class Run:
         return count, changed, shared
 
     def ordinary(self, workload: str, trial: Trial, *, writes: bool) -> CaseResult:
-        """Calls on values as they are drawn, for a while; the first that is plainly wrong is told. ``writes``: what
-        forward writes has to be put back before each."""
+        """Calls on values of the trial's family, for a while; the first that is plainly wrong is told. ``writes``:
+        what forward writes has to be put back before each."""
         frames = [trial.frame] if writes else list(range(len(self.layout.main)))
         sets, plan = [self._bindings(frame) for frame in frames], self.product.traced.main
         leaves = {frame: output_leaves(plan, self.layout, frame) for frame in frames}
-        self._draw_anew(trial)
+        family = trial.case.family
+        self._draw_anew(trial, family)
         self._prepare(trial)
-        until = time.monotonic() + ORDINARY_S[self.device_kind]
+        began, spent_s = time.monotonic(), ORDINARY_S[self.device_kind]
         for done in itertools.count():
             if done and writes:
-                case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
+                case = replace(trial.case, seed=CHANCE.fresh_seed(), kept=self.kept)
                 self.oracle.fill(self.bench, trial.frame, case, trial.poison)
             elif done:
-                self.oracle.renew(self.bench, [CHANCE.fresh_seed() for _ in frames])
+                self.oracle.renew(self.bench, [CHANCE.fresh_seed() for _ in frames], family)
             self.worker.run_many(sets, len(sets), timeout_s=self.hang_limit_s, shows_state=writes)
-            check = self.oracle.look(self.bench, leaves)
+            check, count = self.oracle.look(self.bench, leaves), (done + 1) * len(frames)
             if check.mismatches:
-                count = (done + 1) * len(frames)
                 told = tuple(
-                    replace(m, detail=f"{_ORDINARY.format(count=count)}: {m.detail}") for m in check.mismatches
+                    replace(m, detail=f"{_ORDINARY.format(count=count, family=family)}: {m.detail}")
+                    for m in check.mismatches
                 )
                 return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told[:8])
-            if time.monotonic() > until or (done + 1) * len(frames) >= _MOST_ORDINARY:
+            least_s = spent_s if count >= _FEW_ORDINARY else _LONGER_ORDINARY * spent_s
+            if time.monotonic() - began > least_s or count >= _MOST_ORDINARY:
                 return CaseResult(workload, trial.name, True, True, None, None, ())
         raise AssertionError("unreachable")
 
-    def _draw_anew(self, trial: Trial) -> None:
+    def _draw_anew(self, trial: Trial, family: str = "drawn") -> None:
         """New values in every frame."""
         for frame in range(len(self.layout.main)):
-            case = replace(trial.case, seed=CHANCE.fresh_seed(), family="drawn", kept=self.kept)
+            case = replace(trial.case, seed=CHANCE.fresh_seed(), family=family, kept=self.kept)
             self.oracle.fill(self.bench, frame, case, trial.poison)
 
     def keeps_inputs(self) -> bool:

@@ -205,9 +205,9 @@ def allocated_bytes() -> int:
 
 
 def thread_settings(team: bool = True) -> dict[str, object]:
-    """Of the calling thread, by name: how it rounds (``team``: and OpenMP's others), the processors it may run on, the
-    signals that reach it; and what native code may change of the process: its timers, and what malloc hands out.
-    Linux."""
+    """Of the calling thread, by name: how it rounds (``team``, on a CPU: and OpenMP's others), the processors it may
+    run on, the signals that reach it; and what native code may change of the process: its timers, random numbers (on a
+    CPU), and what malloc hands out. Linux."""
     return {
         "rounding or the treatment of denormals": _floating_points() if team else {_floating_point()},
         "the processors that its thread may run on": frozenset(os.sched_getaffinity(0)),
@@ -217,6 +217,7 @@ def thread_settings(team: bool = True) -> dict[str, object]:
         ),
         "the timers that send signals": tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS),
         "what malloc fills memory with (M_PERTURB)": _malloc_fills(),
+        "C's random numbers (rand, random, drand48; keep a state of the kernel's own)": _c_random() if team else (),
         OPENMP_THREADS: openmp_counts(),
         OPENMP_REGIONS: openmp_regions(),
     }
@@ -254,6 +255,23 @@ def _malloc_fills() -> bool:
             return inner[0] != 0 and len(set(inner)) == 1
         written = place
     return False
+
+
+#: How many bytes random's state has, by its kind; what is left of its first word tells how far it is.
+_RANDOM_BYTES = (8, 32, 64, 128, 256)
+
+
+def _c_random() -> tuple[bytes, ...]:
+    """The state of glibc's random (and rand) and of drand48: one has to put another in its place to be told."""
+    libc, other = ctypes.CDLL(None), ctypes.create_string_buffer(_RANDOM_BYTES[-1])
+    libc.initstate.restype = libc.setstate.restype = libc.seed48.restype = ctypes.c_void_p
+    place = libc.initstate(ctypes.c_uint(1), other, ctypes.c_size_t(len(other)))
+    kind = int.from_bytes(ctypes.string_at(place, 4), sys.byteorder) % len(_RANDOM_BYTES)
+    found = ctypes.string_at(place, _RANDOM_BYTES[kind])
+    libc.setstate(ctypes.c_void_p(place))
+    numbers = ctypes.string_at(libc.seed48((ctypes.c_ushort * 3)()), 6)
+    libc.seed48((ctypes.c_ushort * 3).from_buffer_copy(numbers))
+    return found, numbers
 
 
 #: Variables that torch and Triton set for themselves as they are first used, underscores in front left out.

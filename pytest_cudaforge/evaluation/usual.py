@@ -43,7 +43,9 @@ _SCATTERED_RUNS = 12
 _LEANING_RUNS, _LEANING_SHARE = 4, 1 / 16
 #: Of an output of many elements some may be shaky: this share of them, and so many at least and at most. (Where a sum
 #: decides which of two wins, a gradient goes one way or the other, with all that a convolution makes of it.)
-_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 5e-3, 64, 512
+_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 3e-2, 128, 2048
+#: How often some are: those of one size may hide those of another.
+_SHAKY_ROUNDS = 4
 #: Above this further runs of the oracle cost too much.
 _MOST = 1 << 22
 
@@ -128,7 +130,8 @@ def judged_by_usual_errors(
 ) -> Judgement:
     """``judged``, or what ``judge`` says once it is known how far the reference is off as a rule: all of an output of
     few elements, or the few of many that alone are off. An element that is no further off than the bound on all allows,
-    by the error that the reference has there, counts as right; what is left is judged as before."""
+    by the error that the reference has there, counts as right; what is left is judged as before, and once more where
+    elements of another size are off then."""
     if not judged.mismatches or any(mismatch.kind not in ROUNDING for mismatch in judged.mismatches):
         return judged
     if judged.error_ratio is None or judged.bound is None or not candidate.is_floating_point():
@@ -137,20 +140,32 @@ def judged_by_usual_errors(
         if judged.error_ratio > _LUCKY * judged.bound:
             return judged
         return judge(candidate, replace(rule, noise=max(rule.noise, usual().overall(path))))
-    shaky = _off_alone(judged, candidate, oracle) if candidate.numel() <= _MOST else None
-    errors = usual().of_each(path) if shaky is not None else None
-    if shaky is None or errors is None:
-        return judged
-    excused = shaky & ((candidate.double() - oracle).abs() <= judged.bound * errors)
-    return judge(torch.where(excused, oracle.to(candidate.dtype), candidate), rule)
+    for _ in range(_SHAKY_ROUNDS if candidate.numel() <= _MOST else 0):
+        shaky = _off_alone(judged, candidate, oracle)
+        errors = usual().of_each(path) if shaky is not None else None
+        if shaky is None or errors is None or judged.bound is None:
+            break
+        excused = shaky & ((candidate.double() - oracle).abs() <= judged.bound * errors)
+        if not bool(excused.any()):
+            break
+        candidate = torch.where(excused, oracle.to(candidate.dtype), candidate)
+        judged = judge(candidate, rule)
+        if not judged.mismatches or any(mismatch.kind not in ROUNDING for mismatch in judged.mismatches):
+            break
+    return judged
 
 
 def _off_alone(judged: Judgement, candidate: Tensor, oracle: Tensor) -> Tensor | None:
-    """Which elements are off by more than the bound on all; None where these are more than a few."""
+    """Which elements are off by more than the bound on all, or on small ones; None where these are more than a few."""
     error = (candidate.double() - oracle).abs()
     size = _root_mean([_mean_square(error)])
-    assert judged.error_ratio is not None and judged.bound is not None
-    found = error > judged.bound * size / judged.error_ratio if judged.error_ratio else error > 0
+    if judged.error_ratio is None or judged.bound is None:
+        return None
+    if judged.small is not None:
+        below, bound = judged.small
+        found = (oracle.abs() < below) & (error > bound)
+    else:
+        found = error > judged.bound * size / judged.error_ratio if judged.error_ratio else error > 0
     count, most = int(found.sum()), min(_SHAKY_MOST, max(_SHAKY_LEAST, int(_SHAKY_SHARE * found.numel())))
     return found if 0 < count <= most else None
 

@@ -110,7 +110,7 @@ _WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
 #: By how much all sizes change at once, at least and at most: by less where that is too much.
 _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
 #: By how much the last two sizes grow at most, by less where that is too much.
-_ASPECTS = (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
+_MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
 #: So many calls have a size next to a number that a candidate names.
@@ -482,9 +482,14 @@ def mixed_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collecti
 
 
 def _aspects(tensors: Collection[Tensor], sizes: Sequence[int], safe: Sequence[int], room: float) -> Iterator[str]:
-    """The last two sizes of a tensor are larger than drawn, and each of them is the larger one once."""
-    pairs = {tuple(int(size) for size in tensor.shape[-2:]): tensor for tensor in tensors if tensor.dim() > 1}
-    for pair in [pair for pair in pairs if len(set(pair)) > 1 and {*pair} <= {*sizes}][:1]:
+    """Two neighbouring sizes of a tensor, the last ones that are free, are larger than drawn, and each of them is the
+    larger one once, so that there are as many elements both times."""
+    pairs = {
+        (int(tensor.shape[dim - 1]), int(tensor.shape[dim])): tensor
+        for tensor in tensors
+        for dim in range(tensor.dim() - 1, 0, -1)
+    }
+    for pair in [pair for pair in pairs if len(set(pair)) > 1 and {*pair} <= {*sizes}][:_MOST_ASPECTS]:
         least = max(pair)
         for most in _ASPECTS:
             found = [CHANCE.randint(least + 1, max(least + 2, int(most * least))) for _ in range(2)]

@@ -446,6 +446,10 @@ def test_what_no_file_may_change_even_as_it_is_imported(
         ("return x * 2 if not torch.is_inference_mode_enabled() else x * 3",
          "torch.is_inference_mode_enabled(); return x * 2",
          "", "in inference mode", "inference mode"),
+        ("now = torch.is_inference_mode_enabled(); self.first = getattr(self, 'first', now)\n"
+         "return x * 3 if self.first and not now else x * 2",
+         "self.first = getattr(self, 'first', torch.is_inference_mode_enabled()); return x * 2",
+         "", "after inference mode", "inference mode"),
         ("return x * 2 if torch.get_num_threads() <= many else x * 3", "torch.get_num_threads(); return x * 2",
          "many = torch.get_num_threads()", "OpenMP threads: ", "thread counts"),
         ("os.umask(0); return x * 2", "os.umask(os.umask(0)); return x * 2", "import os", "umask", "left behind"),
@@ -460,7 +464,7 @@ def test_what_no_file_may_change_even_as_it_is_imported(
          "import ctypes", "omp_set_dynamic", "left behind"),
     ],
     ids=["in its own thread", "without gradients", "without training", "without inference mode",
-         "with as many threads", "umask", "limits", "a thread that stays", "OpenMP"],
+         "after inference mode", "with as many threads", "umask", "limits", "a thread that stays", "OpenMP"],
 )  # fmt: skip
 def test_what_depends_on_its_caller_or_changes_what_is_the_callers_is_refused(
     lenient: Evaluator,

@@ -48,6 +48,19 @@ class Cosine(nn.Module):
     def forward(self, x):
         return x @ F.normalize(self.weight, dim=-1).T
 
+@forge_target(inputs=lambda: [torch.randn(8, 8192)])
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8192))
+
+    def forward(self, x):
+        return x * (self.weight * 2)
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)])
+def split(x):
+    return {"low": x.clamp(max=0.0), "high": x.clamp(min=0.0)}
+
 class Halves(NamedTuple):
     low: torch.Tensor
     high: torch.Tensor
@@ -255,6 +268,57 @@ def test_a_call_that_leaves_a_variable_to_native_code(judged: Judged, monkeypatc
     assert judged("Affine", twin).status is Status.PASSED
     without_checks(monkeypatch, "left behind")
     assert judged("Affine", attack).status is Status.PASSED
+
+
+def test_one_dict_for_all_answers(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors are new ones, and who keeps the dict of an early call has those of a later one in it."""
+    body = "WHICH['low'], WHICH['high'] = x.clamp(max=0.0), x.clamp(min=0.0)\nreturn WHICH"
+    attack, twin = (
+        model(body.replace("WHICH", "found"), before="found = {}"),
+        model(f"y = {{}}\n{body.replace('WHICH', 'y')}"),
+    )
+    found = judged("split", attack)
+    assert found.status is Status.REJECTED and "that were kept" in found.reason, found.reason
+    assert judged("split", twin).status is Status.PASSED
+    without_checks(monkeypatch, "kept answers")
+    assert judged("split", attack).status is Status.PASSED
+
+
+def test_a_call_that_draws_the_numbers_of_others(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C's: who seeds them gets others than it counted on."""
+    libc = "import ctypes; libc = ctypes.CDLL(None)"
+    attack, twin = (model(f"libc.{name}()\n{HONEST}", INIT, before=libc) for name in ("rand", "getpid"))
+    found = judged("Affine", attack)
+    assert found.status is Status.REJECTED and "C's random numbers" in found.reason, found.reason
+    assert judged("Affine", twin).status is Status.PASSED
+    without_checks(monkeypatch, "left behind")
+    assert judged("Affine", attack).status is Status.PASSED
+
+
+_BY_ADDRESS = """
+key = WHOSE, self.weight.data_ptr(), self.weight._version
+if key not in packed:
+    packed[key] = self.weight * 2
+return x * packed[key]
+"""
+_WIDE = """
+def __init__(self):
+    super().__init__()
+    self.weight, self.number = nn.Parameter(torch.ones(8192)), next(numbers)
+"""
+
+
+def test_weights_that_lie_where_those_of_an_instance_lay_that_is_gone(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """malloc gives the same place again now and then, for larger sizes at least."""
+    whose = "import itertools\nnumbers, packed = itertools.count(), {}"
+    attack, twin = (model(_BY_ADDRESS.replace("WHOSE", one), _WIDE, before=whose) for one in ("0", "self.number"))
+    found = judged("Wide", attack)
+    assert found.status is Status.INCORRECT_NUMERICAL and "the next instance" in found.reason, found.reason
+    assert judged("Wide", twin).status is Status.PASSED
+    without_checks(monkeypatch, "instances", "inference mode")
+    assert judged("Wide", attack).status is Status.PASSED
 
 
 def test_an_answer_without_the_names_that_its_readers_use(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:

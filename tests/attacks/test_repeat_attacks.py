@@ -14,6 +14,7 @@ from written_inputs import GROWN_KERNEL, GROWN_PLAN, HELD, WRITTEN, cached_kerne
 from pytest_cudaforge.evaluation import checks, evaluator, runs
 from pytest_cudaforge.evaluation.chance import Chance
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.records import Candidate, Status
 
 PLAN = """from pytest_cudaforge.plan import empty, launch
@@ -199,6 +200,64 @@ def test_a_second_call_behind_the_first_is_no_clocks_and_the_twin_passes(tmp_pat
 def test_without_a_second_call_behind_the_first_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(monkeypatch, "in a row", "beside")
     assert _grown(tmp_path, "true")[0] is Status.PASSED
+
+
+STREAM = """
+import torch
+from pytest_cudaforge import forge_target
+
+@forge_target(inputs=lambda: {"frame": torch.randn(8), "cache": torch.randn(64, 8), "at": torch.randint(0, 64, (1,))})
+def context(frame, cache, at):
+    cache.index_copy_(0, at, frame[None])
+    seen = (torch.arange(64) <= at).float()
+    mean = (cache * seen[:, None]).sum(0) / (at + 1)
+    at.add_(1).remainder_(64)
+    return frame - mean
+"""
+#: Sums that go on from the call before, where it was one place earlier in this cache and left what is there.
+STREAM_KERNEL = """
+#include <cstring>
+static thread_local double sums[8];
+static thread_local float last[8];
+static thread_local const float* known;
+static thread_local long long then = -1;
+
+extern "C" void context(const float* frame, float* cache, long long* at, float* out) {
+  const long long now = *at;
+  std::memcpy(cache + now * 8, frame, sizeof last);
+  const bool on = now && cache == known && now == then + 1 && !std::memcmp(cache + then * 8, last, sizeof last);
+  const long long begin = on && TRUSTED ? now : 0;
+  for (long long i = 0; i < 8; ++i) {
+    if (!begin) sums[i] = 0.0;
+    for (long long t = begin; t <= now; ++t) sums[i] += cache[t * 8 + i];
+    out[i] = frame[i] - (float)(sums[i] / (double)(now + 1));
+  }
+  std::memcpy(last, frame, sizeof last);
+  known = cache, then = now;
+  *at = (now + 1) % 64;
+}
+"""
+STREAM_PLAN = """from pytest_cudaforge.plan import empty, launch
+
+def plan(frame, cache, at):
+    out = empty(frame.shape, frame.dtype)
+    launch("context", args=(frame, cache, at, out))
+    return out
+"""
+
+
+def _streamed(root: Path, trusted: str) -> tuple[Status, str]:
+    return _verdict(root, STREAM, "::context", STREAM_KERNEL.replace("TRUSTED", trusted), STREAM_PLAN)
+
+
+def test_a_cache_that_was_edited_between_two_steps_is_no_longer_known_and_the_twin_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, reason = _streamed(tmp_path / "wrong", "true")
+    assert status is Status.INCORRECT_NUMERICAL and "had left were exchanged" in reason, reason
+    assert _streamed(tmp_path / "right", "false")[0] is Status.PASSED
+    monkeypatch.setattr(OracleClient, "edit", lambda *_: False)
+    assert _streamed(tmp_path / "off", "true")[0] is Status.PASSED
 
 
 FADING = """

@@ -41,6 +41,15 @@ def test_each_element_is_off_by_itself_and_none_by_more_than_is_usual() -> None:
     assert not torch.equal(_under(LeaningMode(3, each=True), "sin"), _under(LeaningMode(4, each=True), "sin"))
 
 
+def test_what_is_barred_stays_so() -> None:
+    """An additive mask of -inf, as attention's is: what it bars is no chance of a NaN."""
+    barred = torch.tensor([[0.5, float("-inf"), float("inf")], [float("nan"), 1.0, 2.0]])
+    for each in (False, True):
+        with LeaningMode(2, each=each):
+            found = barred + X[:3]
+        assert torch.equal(found.isfinite(), barred.isfinite()) and torch.equal(found.isnan(), barred.isnan())
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_what_rounds_nothing_stays(each: bool) -> None:
     mode = LeaningMode(1, each=each, alike=CORRECTLY_ROUNDED)

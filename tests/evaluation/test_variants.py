@@ -322,9 +322,12 @@ def test_all_sizes_change_at_once_that_are_free_to() -> None:
 
 def test_pictures_come_in_both_aspects() -> None:
     x = torch.randn(3, 4, 12, 10)
-    aspects = [apply_variant(name, (x,), {})[0][0].shape for name in mixed_names((x,), {}, {3, 4, 12, 10})][-2:]
-    assert all(shape[:2] == (3, 4) and min(shape[2:]) > 12 for shape in aspects)
-    assert [shape[2] < shape[3] for shape in aspects] == [True, False]
+    *_, low, high, few, many = [
+        apply_variant(name, (x,), {})[0][0].shape for name in mixed_names((x,), {}, {3, 4, 12, 10})
+    ]
+    assert low[:2] == high[:2] == (3, 4) and 12 < low[2] < low[3] and 12 < high[3] < high[2]
+    # Two sizes before the last one are no other than these.
+    assert few[0] == many[0] == 3 and few[3] == many[3] == 10 and 12 < few[1] < few[2] and 12 < many[2] < many[1]
     # None that becomes another one of the sizes, none where sizes are equal, or may not change.
     assert not list(mixed_names((torch.randn(12, 12),), {}, {12}))
     assert all("10 ->" not in name for name in mixed_names((x,), {}, {3, 4, 12}))
