@@ -483,6 +483,25 @@ def test_rows_begin_alike_or_with_zeros() -> None:
     assert float(redraw("empty", drawn, "generic", torch.Generator()).abs().max()) == 0
 
 
+def test_one_row_stands_out_from_rows_that_are_nearly_alike_and_is_the_same_in_all_inputs() -> None:
+    places, leads = set(), list[float]()
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = (5, 1, 32), (5, 64, 32), (5, 64, 32)
+        query, keys, values = (redraw("sinks", torch.randn(shape), "generic", generator, seed) for shape in shapes)
+        far = [(rows - rows.median(-2, keepdim=True).values).norm(dim=-1).argmax(-1) for rows in (keys, values)]
+        assert len({*far[0].tolist(), *far[1].tolist()}) == 1
+        others = keys[:, [place for place in range(64) if place != int(far[0][0])]]
+        assert float(others.std(-2).max()) < 0.2 < 0.5 < float(others.std())
+        scores = (query * keys).sum(-1) * 32**-0.5
+        best = scores.topk(2).values
+        places.add(int(far[0][0]))
+        leads += (best[:, 0] - best[:, 1]).tolist()
+    # Leads of any size up to some tens, so that none is far from one that somebody takes for enough.
+    assert len(places) > 10 and sum(14 < lead < 17 for lead in leads) > 2 and max(leads) > 24
+    assert redraw("sinks", torch.randn(7), "generic", torch.Generator(), 1).shape == (7,)
+
+
 def test_complex_numbers_are_redrawn_by_their_parts() -> None:
     drawn = torch.randn(8, 16, dtype=torch.complex64).transpose(0, 1)
     found = redraw("large", drawn, "generic", torch.Generator().manual_seed(1))
