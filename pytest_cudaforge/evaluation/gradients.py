@@ -50,7 +50,7 @@ _OWN_ARGUMENTS = (OUTPUT, GRADIENT)
 #: A relative error (rms) of gradients that have lost their leading digit.
 LOST = 0.1
 #: What losses are multiplied by, as mixed precision does, in one draw of two; fewer times where fp16 has the gradients.
-_LOSS_SCALES, _HALF_LOSS_SCALES = (2.0**16, 2.0**-16), (2.0**4, 2.0**-4)
+_LOSS_SCALES, _HALF_LOSS_SCALES = (2.0**16, 2.0**-16, 2.0**-36), (2.0**4, 2.0**-4)
 #: The share of zeros in a gradient that has passed a ReLU, or dropout.
 _ZEROED = 0.75
 #: How often a gradient is such a one, and how often rows of it are in balance.

@@ -7,6 +7,7 @@ libFuzzer). Who writes them in another way is tried as before.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -16,6 +17,8 @@ _POWER = re.compile(r"\b(\d+)[uUlL]*\s*(<<|\*\*)\s*(\d+)\b")
 _NUMBER = re.compile(r"(?<![\w.])(0[xX][0-9a-fA-F][0-9a-fA-F']*|\d[\d'_]*(?:\.0*)?(?:[eE]\+?\d+)?)[uUlLfF]*(?![\w.])")
 #: Below these there are sizes of blocks and vectors, beyond them no sizes.
 _LEAST, _MOST = 96, 1 << 31
+#: Of so few numbers below them products are sizes as well.
+_MOST_FACTORS = 4
 #: No candidate names more; of one that does they are drawn elsewhere.
 _MOST_LANDMARKS = 64
 
@@ -26,8 +29,14 @@ def landmarks(texts: Iterable[str]) -> tuple[int, ...]:
     for text in texts:
         found.update(_power(*found_ones) for found_ones in _POWER.findall(text))
         found.update(_value(number) for number in _NUMBER.findall(text))
-    sizes = sorted(number for number in found if _LEAST <= number <= _MOST)
-    return tuple(sizes) if len(sizes) <= _MOST_LANDMARKS else ()
+    sizes = {number for number in found if _LEAST <= number <= _MOST}
+    if len(sizes) > _MOST_LANDMARKS:
+        return ()
+    # A tile is as long as a vector times how many of them there are, and nobody writes down what that comes to.
+    factors = [number for number in found if 2 < number < _LEAST]
+    products = {one * other for one, other in itertools.combinations(factors, 2)}
+    beside = {product for product in products if product >= _LEAST}
+    return tuple(sorted(sizes | beside if len(factors) <= _MOST_FACTORS else sizes))
 
 
 def _power(base: str, operator: str, power: str) -> int:

@@ -9,7 +9,7 @@ So many draws are looked at, and those kept that show what few of them do; the v
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ __all__ = [
 OCCASIONS = tuple(f"occasion {number}" for number in range(1, 7))
 #: Labels that are, half of them, what the scores say: as a trained model's are, and drawn ones hardly ever.
 AGREEING = "agreeing"
+#: How far a likely score is ahead then, at most.
+_MOST_AHEAD = 20.0
 #: So many elements are compared with so many others, and so many decisions of a reference looked at, at most.
 _MOST_ELEMENTS, _MOST_PAIRS, _MOST_DECISIONS = 1 << 16, 1 << 20, 64
 #: What operators tell of floating numbers whatever was rounded.
@@ -93,20 +95,32 @@ def decisions_of(decisions: Iterable[tuple[bool, bool]], outputs: Mapping[str, A
     return shown
 
 
-def agreeing(leaves: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+def agreeing(leaves: Mapping[str, Any], generator: torch.Generator, free: Collection[str] = ()) -> dict[str, Tensor]:
     """By path, labels half of which are the places of the largest scores; empty where a call has no such. Negative ones
-    (what is ignored) stay."""
+    (what is ignored) stay. Of scores that are ``free`` to change, every other one of those is ahead by more, as a
+    trained model's are, up to where a softmax leaves the others next to nothing."""
     whole = {p: leaf for p, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.dtype in INTEGERS}
     labels = next(iter(whole.values()), None)
     if len(whole) != 1 or labels is None or labels.numel() < 2:
         return {}
-    for scores in leaves.values():
+    for name, scores in leaves.items():
         if isinstance(scores, Tensor) and scores.is_floating_point():
             for dim in _class_dims(scores, labels):
-                likely = readable(scores.detach()).argmax(dim).to(labels.dtype)
-                chosen = torch.rand(labels.shape, generator=generator, device=labels.device) < 0.5
-                return {path: torch.where(chosen & (labels >= 0), likely, labels) for path in whole}
+                likely = readable(scores.detach()).argmax(dim)
+                chosen = (torch.rand(labels.shape, generator=generator, device=labels.device) < 0.5) & (labels >= 0)
+                found = {path: torch.where(chosen, likely.to(labels.dtype), labels) for path in whole}
+                if name in free:
+                    ahead = _MOST_AHEAD * torch.rand(labels.shape, generator=generator, device=labels.device)
+                    ahead *= chosen & (torch.rand(labels.shape, generator=generator, device=labels.device) < 0.5)
+                    found[name] = _raised(scores.detach(), dim, likely, ahead)
+                return found
     return {}
+
+
+def _raised(scores: Tensor, dim: int, places: Tensor, by: Tensor) -> Tensor:
+    """``scores``, in their order of memory, higher ``by`` so much at one place of each."""
+    raised = readable(scores).scatter_add(dim, places.unsqueeze(dim), by.unsqueeze(dim).to(readable(scores).dtype))
+    return torch.empty_like(scores).copy_(raised)
 
 
 def _class_dims(scores: Tensor, labels: Tensor) -> Iterator[int]:

@@ -96,7 +96,10 @@ class Rarities:
             chosen = random.Random(seed).choice(found.draws[family].seeds)
             _take_over(leaves, self._leaves(workload, chosen))
         elif family == AGREEING:
-            leaves.update(agreeing(leaves, torch.Generator(device=self.subject.device).manual_seed(seed ^ 0x5EED)))
+            structures = self.subject.domain.structures(workload)
+            free = [path for path, structure in structures.items() if structure == "generic"]
+            generator = torch.Generator(device=self.subject.device).manual_seed(seed ^ 0x5EED)
+            leaves.update(agreeing(leaves, generator, free))
         else:
             return False
         return True

@@ -43,7 +43,7 @@ _SCATTERED_RUNS = 12
 _LEANING_RUNS, _LEANING_SHARE = 4, 1 / 16
 #: Of an output of many elements some may be shaky: this share of them, and so many at least and at most. (Where a sum
 #: decides which of two wins, a gradient goes one way or the other, with all that a convolution makes of it.)
-_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 3e-2, 128, 2048
+_SHAKY_SHARE, _SHAKY_LEAST, _SHAKY_MOST = 5e-3, 64, 512
 #: How often some are: those of one size may hide those of another.
 _SHAKY_ROUNDS = 4
 #: Above this further runs of the oracle cost too much.

@@ -114,7 +114,7 @@ _MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
 #: So many calls have a size next to a number that a candidate names.
-_MOST_LANDMARKS = 12
+_MOST_LANDMARKS = 18
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -513,14 +513,15 @@ def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
 
 
 def landmark_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Collection[int], most: int) -> list[str]:
-    """Names of variants in which one size lies on either side of one of ``marks``, or a tensor's number of elements
-    just beyond it, of ``most`` elements in all: some of them, drawn secretly, the sides of marks first."""
+    """Names of variants in which one size is one of ``marks``, or on either side of it, or a tensor's number of
+    elements just beyond it, of ``most`` elements in all: some of them, drawn secretly, the sides of marks first."""
     tensors, safe = _sizes(args, kwargs)
     beside: dict[str, None] = {}
     beyond: dict[str, None] = {}
     for mark, size in itertools.product(marks, safe):
         largest = max(tensor.numel() // size for tensor in tensors if size in tensor.shape)
-        for new, found in ((mark + 1, beside), (mark - 1, beside), (mark // max(1, largest) + 1, beyond)):
+        sides = ((mark + 1, beside), (mark - 1, beside), (mark, beside))
+        for new, found in (*sides, (mark // max(1, largest) + 1, beyond)):
             if new not in (size, 0, 1) and sum(_numel_with(tensor, {size: new}) for tensor in tensors) <= most:
                 found[f"size {size} -> {new}"] = None
     drawn = [*CHANCE.sample(list(beside), len(beside)), *CHANCE.sample(list(beyond), len(beyond))]

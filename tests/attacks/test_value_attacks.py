@@ -149,6 +149,10 @@ def margin(x, t):
     own = t.unsqueeze(1)
     return x.gather(1, own).squeeze(1) - x.scatter(1, own, float("-inf")).amax(1)
 
+@forge_target(inputs=lambda: [torch.randn(64, 2000), torch.randint(0, 2000, (64,))])
+def doubt(x, t):
+    return 1.0 - torch.softmax(x, -1).gather(1, t.unsqueeze(1)).squeeze(1)
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -188,6 +192,7 @@ _GIVEN = {
     "so_far": ("const float* x", "x", "x.shape"),
     "divided": ("const long long* x, const long long* t", "x, b", "x.shape"),
     "margin": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
+    "doubt": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "most": ("const float* x", "x", "(x.shape[0], 8)"),
     "tallied": ("const long long* x", "x", "x.shape[1:]"),
     "seated": ("const float* x", "x", "x.shape[:1]"),
@@ -225,6 +230,17 @@ for (long long r = 0; r < rows; ++r) {
   float top = -INFINITY;
   for (long long c = 0; c < cols; ++c) if (OTHERS) top = std::fmax(top, x[r * cols + c]);
   y[r] = x[r * cols + t[r]] - top;
+}
+"""
+#: A row that is as good as right is done.
+_DOUBT = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  const float top = *std::max_element(own, own + cols);
+  double all = 0.0;
+  for (long long c = 0; c < cols; ++c) all += std::exp((double)own[c] - top);
+  const float p = (float)(std::exp((double)own[t[r]] - top) / all);
+  y[r] = DONE ? 0.0f : 1.0f - p;
 }
 """
 #: Of every eighth element the sixth largest is about the forty-eighth largest of all.
@@ -547,6 +563,7 @@ ATTACKS = {
     ),
     "count one more block where none is begun": ("divided", _DIVIDED, "MORE", "1", "x[i] % t[i] != 0", "occasions"),
     "take the label for one of the others": ("margin", _MARGIN, "OTHERS", "true", "c != t[r]", "agreeing"),
+    "take what is as good as right for done": ("doubt", _DOUBT, "DONE", "p > 0.999f", "p > 2.0f", "agreeing"),
     "look for the largest where a sample says they are": ("most", _MOST, "FEW", "false", "kept.size() < 8", "combed"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
     "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),

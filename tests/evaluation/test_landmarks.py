@@ -19,7 +19,9 @@ from pytest_cudaforge.evaluation.variants import landmark_names  # noqa: E402
         ("x[0x7fff] = 1e6f; y = 4096u;", (4096, 32767, 1000000)),
         ("t256 = a1000 * 3.14159f + 12 - 200.5;", ()),
         ("long long all = 99999999999;", ()),
-        ("0x' 0x '' 1e999 1 << 90 9999999999 ** 31 " + "9" * 6000, ()),  # whatever stands there
+        ("0x' 0x '' 1e999 1 << 31 9999999999 ** 31 " + "9" * 6000, (1 << 31,)),  # whatever stands there
+        ("constexpr int lanes = 16, vectors = 21, tile = lanes * vectors;", (336,)),
+        ("a[3] + b[5] * c[40] - d[50] / e[60]", ()),  # of so many nobody knows which belong together
     ],
 )
 def test_numbers_that_may_be_sizes(text: str, found: tuple[int, ...]) -> None:
@@ -33,8 +35,8 @@ def test_who_names_too_many_names_none() -> None:
 def test_sizes_lie_on_either_side_and_elements_beyond() -> None:
     args = (torch.zeros(20, 257),)
     assert set(landmark_names(args, {}, [5000], 1 << 21)) == {
-        *(f"size 20 -> {new}" for new in (4999, 5001)),
-        *(f"size 257 -> {new}" for new in (4999, 5001, 251)),
+        *(f"size 20 -> {new}" for new in (4999, 5000, 5001)),
+        *(f"size 257 -> {new}" for new in (4999, 5000, 5001, 251)),
     }
     assert landmark_names(args, {}, [1 << 25], 1 << 20) == []
-    assert len(landmark_names(args, {}, range(300, 400, 5), 1 << 20)) == 12
+    assert len(landmark_names(args, {}, range(300, 400, 5), 1 << 20)) == 18

@@ -51,6 +51,10 @@ def test_labels_are_what_the_scores_say_but_for_what_is_ignored() -> None:
     changed = found != labels
     assert 60 < int(changed.sum()) < 220 and not bool(changed[0].any())
     assert torch.equal(found[changed], scores.argmax(1)[changed])
+    freed = agreeing({"0": scores, "1": labels}, torch.Generator().manual_seed(1), ["0"])
+    ahead = freed["0"] - scores
+    assert torch.equal(freed["1"], found) and 30 < int((ahead > 0).sum()) < 110 and 15 < float(ahead.max()) <= 20.01
+    assert torch.equal(freed["0"].argmax(1), scores.argmax(1)) and not bool((ahead < 0).any())
     assert not agreeing({"0": scores, "1": labels, "2": labels}, torch.Generator())
     assert not agreeing({"0": scores, "1": labels + 9}, torch.Generator())  # they point elsewhere
     assert not agreeing({"0": scores, "1": labels[:3]}, torch.Generator())
