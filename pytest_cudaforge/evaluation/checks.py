@@ -44,8 +44,9 @@ _INSTANCES: dict[str, NewInstance] = {
     "a third instance": "weights alone",
     "a fourth instance": "alone",
 }
-#: How many instances there are after those, each in the place of the one before, and for how long.
-_NEXT_INSTANCES, _NEXT_S = 16, 2.0
+#: How many instances there are after those, each in the place of the one before, and for how long: a GPU's allocator
+#: gives the same memory again at once.
+_NEXT_INSTANCES, _NEXT_S = 16, {"cpu": 2.0, "cuda": 0.3}
 #: A process that makes no call takes less than this share of a core's time (or waits for it, on a busy machine), in one
 #: of some intervals at least, each so long: OpenMP's threads look out for work for a while.
 _IDLE_SHARE, _IDLE_S = 0.4, (0.03, 0.03, 0.1, 0.3, 0.5)
@@ -343,7 +344,7 @@ def _next_instances(bout: Bout) -> None:
     began = time.monotonic()
     for number in range(1, _NEXT_INSTANCES + 1):
         name = f"the next instance, number {number}"
-        if time.monotonic() - began > _NEXT_S or not _another(bout, name, "next"):
+        if time.monotonic() - began > _NEXT_S[bout.device_kind] or not _another(bout, name, "next"):
             return
         case = TrialCase(CHANCE.fresh_seed(), weights_seed=CHANCE.fresh_seed())
         bout.require(bout.trial(name, case))

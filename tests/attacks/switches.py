@@ -219,6 +219,7 @@ def _odd_zones(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not t.exchanged])
     _no_changes(monkeypatch)  # of a few elements
+    monkeypatch.setattr(OracleClient, "edit", lambda *_: False)
 
 
 def _unmoved(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
