@@ -79,6 +79,8 @@ AGED_CALLS, _AGES, _MOST_AGE = 4, (1 << 12, 1 << 20, 1 << 27), 1 << 28
 #: were but a few, as on busy cores.
 ORDINARY_S, _MOST_ORDINARY = {"cpu": 1.0, "cuda": 0.2}, 3000
 _FEW_ORDINARY, _LONGER_ORDINARY = 100, 4
+#: The share of that which calls on made values get.
+_MADE_SHARE = 0.5
 _ORDINARY = "one of {count} calls on {family} values"
 #: Where a worker has the arena once more, read-only.
 _SEALED_SLOT = 2
@@ -352,7 +354,8 @@ class Run:
         family = trial.case.family
         self._draw_anew(trial, family)
         self._prepare(trial)
-        began, spent_s = time.monotonic(), ORDINARY_S[self.device_kind]
+        spent_s = ORDINARY_S[self.device_kind] * (1.0 if family == "drawn" else _MADE_SHARE)
+        began = time.monotonic()
         for done in itertools.count():
             if done and writes:
                 case = replace(trial.case, seed=CHANCE.fresh_seed(), kept=self.kept)
