@@ -219,6 +219,11 @@ def _odd_zones(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not t.exchanged])
     _no_changes(monkeypatch)  # of a few elements
+    no_edits(monkeypatch)
+
+
+def no_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what calls have left, before one that is behind them."""
     monkeypatch.setattr(OracleClient, "edit", lambda *_: False)
 
 
@@ -368,7 +373,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "one after another": _no_quick_calls,
     "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),
     "elsewhere": lambda patch: patch.setattr(probes, "machines_like", lambda device: ()),
-    "second call": lambda patch: without_checks(patch, "later calls"),
+    "second call": lambda patch: (without_checks(patch, "later calls"), no_edits(patch))[0],
     "in a row": lambda patch: without_checks(patch, "in a row", "one after another", "changed"),
     "crowded": lambda patch: without_checks(patch, "crowded"),
     "still written": lambda patch: without_checks(patch, "still written"),

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from judged_targets import find, write_repo
-from switches import SWITCHES, without_checks
+from switches import SWITCHES, no_edits, without_checks
 from written_inputs import GROWN_KERNEL, GROWN_PLAN, HELD, WRITTEN, cached_kernel
 
 from pytest_cudaforge.evaluation import checks, evaluator, runs
 from pytest_cudaforge.evaluation.chance import Chance
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
-from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.records import Candidate, Status
 
 PLAN = """from pytest_cudaforge.plan import empty, launch
@@ -187,6 +186,7 @@ def test_a_cache_that_holds_the_entry_already_is_no_answer_and_the_twin_passes(
 def test_without_a_call_on_what_another_left_it_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SWITCHES["empty"](monkeypatch)
     without_checks(monkeypatch, "later calls", "beside")
+    no_edits(monkeypatch)
     assert _cached(tmp_path, HELD)[0] is Status.PASSED
 
 
@@ -256,7 +256,7 @@ def test_a_cache_that_was_edited_between_two_steps_is_no_longer_known_and_the_tw
     status, reason = _streamed(tmp_path / "wrong", "true")
     assert status is Status.INCORRECT_NUMERICAL and "had left were exchanged" in reason, reason
     assert _streamed(tmp_path / "right", "false")[0] is Status.PASSED
-    monkeypatch.setattr(OracleClient, "edit", lambda *_: False)
+    no_edits(monkeypatch)
     assert _streamed(tmp_path / "off", "true")[0] is Status.PASSED
 
 

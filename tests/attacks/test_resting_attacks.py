@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from judged_targets import NORM_PLAN, TRIVIAL, find, norm, write_repo
-from switches import SWITCHES, without_checks
+from switches import SWITCHES, no_edits, without_checks
 from written_inputs import HELD, WRITTEN, cached_kernel
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
@@ -223,6 +223,7 @@ def test_a_kernel_that_rests_on_what_its_own_calls_left_is_timed_on_new_values(
     honest_ns = _cached_ns(evaluator, repo, "")
     SWITCHES["empty"](monkeypatch)  # where all is zero a cache holds the entry, too
     without_checks(monkeypatch, "later calls", "beside")  # verification's calls on them refuse it
+    no_edits(monkeypatch)
     assert _cached_ns(evaluator, repo, HELD) > 0.5 * honest_ns
     SWITCHES["novelty"](monkeypatch)
     assert _cached_ns(evaluator, repo, HELD) < 0.2 * honest_ns
