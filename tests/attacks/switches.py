@@ -21,7 +21,7 @@ from pytest_cudaforge.evaluation.rare import RARE_DRAWS
 from pytest_cudaforge.evaluation.sitting import Sitting
 from pytest_cudaforge.evaluation.worker import Worker
 
-__all__ = ["SWITCHES", "TRIES", "tries", "without_checks"]
+__all__ = ["SWITCHES", "TRIES", "no_edits", "tries", "without_checks"]
 
 #: So often at most is an attack tried whose defence is off: values are drawn, and what is rare comes up now and then.
 TRIES = 20
