@@ -419,10 +419,11 @@ def training(bout: Bout) -> None:
 
 def in_inference_mode(bout: Bout) -> None:
     """A call under torch's inference mode, the last one: what a module makes there may be of no use elsewhere. Then one
-    there that is the first of an instance, and another one outside: whoever looks at a model before it is trained."""
+    there that is the first of an instance, and another one outside: whoever looks at a model before it is trained. What
+    forward writes may be an inference tensor from then on, the reference's as well."""
     if not is_backward(bout.name):
         bout.require(bout.trial("in inference mode", bout.new_values(), elsewhere="inference"))
-    if not _another(bout, "an instance that begins in inference mode", "beside"):
+    if bout.mutated or not _another(bout, "an instance that begins in inference mode", "beside"):
         return
     bout.require(bout.trial("first in inference mode", bout.new_values(), elsewhere="inference"))
     if not is_backward(bout.name):
