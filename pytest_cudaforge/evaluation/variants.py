@@ -109,7 +109,7 @@ _ACCIDENTAL, _TWINS = 4, (6, 8, 10, 12)
 _WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
 #: By how much all sizes change at once, at least and at most: by less where that is too much.
 _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
-#: By how much the last two sizes grow at most, by less where that is too much.
+#: How many pairs of neighbouring sizes grow, and by how much at most, by less where that is too much.
 _MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from pytest_cudaforge.evaluation.correctness import TOLERANCES, Judgement, Rule,
 from pytest_cudaforge.evaluation.expectation import SUM_NOISE
 from pytest_cudaforge.evaluation.precision import Fp64Mode
 from pytest_cudaforge.evaluation.redraw import FAMILIES, redraw
+from pytest_cudaforge.evaluation.usual import judged_by_usual_errors
 
 K = 4096
 
@@ -278,6 +280,50 @@ def test_destroyed_small_row_cannot_hide_beside_large_ones() -> None:
     broken[40] = reference[41]
     judgement = _judge(broken, reference, x.double(), 1)
     assert judgement.mismatches
+
+
+def test_a_row_that_the_reference_has_destroyed_itself_says_nothing() -> None:
+    torch.manual_seed(0)
+    oracle = 100 * torch.randn(64, 4096, dtype=torch.float64)
+    oracle[40] *= 2e-3
+    reference = oracle + torch.randn_like(oracle)
+    candidate = reference.clone()
+    candidate[40] = oracle[40] + 45 * torch.randn(4096, dtype=torch.float64)
+
+    def destroyed(off: float) -> bool:
+        reference[40] = oracle[40] + off * torch.randn(4096, dtype=torch.float64)
+        found = judge_output("out", candidate.float(), reference.float(), oracle, Rule(1)).mismatches
+        return any("is destroyed" in mismatch.detail for mismatch in found)
+
+    assert destroyed(1e-3) and not destroyed(0.04)
+
+
+def test_what_is_shaky_in_small_rows_of_several_sizes_is_judged_by_what_it_usually_is_off_by() -> None:
+    torch.manual_seed(0)
+    oracle = 0.1 * torch.randn(320, 32, dtype=torch.float64)
+    oracle[:100] *= 1e2
+    oracle[300:] *= 1e6
+    reference = oracle * (1 + 1e-7 * torch.randn_like(oracle))
+    reference[300:] += 0.1 * torch.randn(20, 32, dtype=torch.float64)  # beside which the errors of others are nothing
+    candidate = reference.clone()
+    usual = torch.zeros_like(oracle)
+    for row, off in ((150, 0.5), (20, 2.0)):
+        candidate[row] += off
+        usual[row] = off
+
+    def judge(found: Tensor, rule: Rule) -> Judgement:
+        return judge_output("out", found, reference.float(), oracle, rule)
+
+    def judged(errors: Tensor) -> Judgement:
+        known = SimpleNamespace(of_each=lambda path: errors, overall=lambda path: 0.0)
+        first = judge(candidate.float(), Rule(1))
+        return judged_by_usual_errors(first, "out", candidate.float(), oracle, Rule(1), lambda: known, judge)
+
+    first = judge(candidate.float(), Rule(1))
+    assert first.small is not None and first.mismatches
+    assert not judged(usual).mismatches
+    usual[20] = 0.0  # who is off where the reference is never
+    assert judged(usual).mismatches
 
 
 def test_unwritten_tail_is_located() -> None:
