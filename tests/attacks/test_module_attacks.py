@@ -213,7 +213,8 @@ def test_a_module_that_keeps_something_of_every_call_is_refused_and_its_twin_pas
 _IN_TURN = """
     lent = []
     def place(x):
-        lent.append(torch.empty_like(x) if len(lent) < MOST else lent.pop(0))
+        with torch.inference_mode(False):  # the memory serves calls outside that mode as well
+            lent.append(torch.empty_like(x) if len(lent) < MOST else lent.pop(0))
         return lent[-1]
 """
 
@@ -236,7 +237,8 @@ _SLICES = """
     memory = []
     def place(x):
         if not memory or memory[0].shape[0] == memory[1]:
-            memory[:] = [x.new_empty((16, *x.shape)), 0]
+            with torch.inference_mode(False):  # the memory serves calls outside that mode as well
+                memory[:] = [x.new_empty((16, *x.shape)), 0]
         memory[1] += 1
         return memory[0][memory[1] - 1]
 """
@@ -281,7 +283,8 @@ def test_a_module_that_returns_its_input_where_nothing_is_to_be_done_is_refused_
 _SAME_AGAIN = """
     answers = {}
     def place(x):
-        return answers.setdefault((x.data_ptr(), x.shape), torch.empty_like(x))
+        with torch.inference_mode(False):  # the memory serves calls outside that mode as well
+            return answers.setdefault((x.data_ptr(), x.shape), torch.empty_like(x))
 """
 
 
