@@ -21,6 +21,15 @@ from pytest_cudaforge.evaluation.variants import landmark_names  # noqa: E402
         ("long long all = 99999999999;", ()),
         ("0x' 0x '' 1e999 1 << 31 9999999999 ** 31 " + "9" * 6000, (1 << 31,)),  # whatever stands there
         ("constexpr int lanes = 16, vectors = 21, tile = lanes * vectors;", (336,)),
+        (
+            "constexpr int kLanes = 16;\nconstexpr int kVectors = 21;\nint a[3], b[5], c[7], d[9];\n"
+            "constexpr int kTile = kLanes * kVectors;",
+            (336,),
+        ),
+        ("WARPS = 12  # of a block\nBLOCK = WARPS * 32\nx: int = (BLOCK + 5) / 2", (194, 384)),
+        ("constexpr unsigned n = 50u; const long m = n * 3L / 0; const auto k = n * 3L; float f = n * 2.5f;", (150,)),
+        ("constexpr int a = 1 << 20; constexpr int b = a * a * a * a, c = a / 64;", (16384, 1 << 20)),
+        ("constexpr int a = " + "(" * 100 + "1;", ()),
         ("a[3] + b[5] * c[40] - d[50] / e[60]", ()),  # of so many nobody knows which belong together
     ],
 )
