@@ -315,7 +315,8 @@ def test_weights_that_lie_where_those_of_an_instance_lay_that_is_gone(
     whose = "import itertools\nnumbers, packed = itertools.count(), {}"
     attack, twin = (model(_BY_ADDRESS.replace("WHOSE", one), _WIDE, before=whose) for one in ("0", "self.number"))
     found = judged("Wide", attack)
-    assert found.status is Status.INCORRECT_NUMERICAL and "the next instance" in found.reason, found.reason
+    # Which one of all that come and go lies where another lay is malloc's.
+    assert found.status is Status.INCORRECT_NUMERICAL and "instance" in found.reason, found.reason
     assert judged("Wide", twin).status is Status.PASSED
     without_checks(monkeypatch, "instances", "inference mode")
     assert judged("Wide", attack).status is Status.PASSED
