@@ -91,7 +91,8 @@ def forged(machines: Machines) -> dict[str, Any]:
         left = json.loads(machines.job("plan", run="left", runners=RUNNERS)[0].outputs["matrix"])["include"]
         if left and re.search("no winner|disturbed|inconclusive", log):
             pytest.skip(f"this machine is too busy: {NIGHTS} nights left {len(left)} shards without a decided race")
-    return {**nights[0], "published": nights[-1]["published"], "night": nights[-1]["night"], "artifacts": artifacts}
+    operations = [night["published"].outputs.get("operation", "") for night in nights]
+    return {**nights[0], "published": nights[-1]["published"], "operations": operations, "artifacts": artifacts}
 
 
 def test_two_targets_are_two_shards(forged: dict[str, Any]) -> None:
@@ -120,7 +121,8 @@ def test_what_was_forged_is_built_from_source_and_measured_anew(forged: dict[str
 def test_a_pull_request_is_opened_once(machines: Machines, forged: dict[str, Any]) -> None:
     outputs = forged["published"].outputs
     [pull] = machines.hub.open_pulls
-    operation = "created" if forged["night"] == "1" else "updated"
+    # Of the first night that had a kernel; on a busy machine that may be a later one.
+    operation = "updated" if "created" in forged["operations"][:-1] else "created"
     assert (outputs["operation"], outputs["pull-request-number"]) == (operation, str(pull.number))
     assert outputs["pull-request-head-sha"] == machines.hub.branches[outputs["branch"]]
     assert "PeakNorm" in pull.body and "SecondNorm" in pull.body and float(outputs["best-speedup"]) > 1.0
