@@ -19,6 +19,7 @@ from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = [
     "CHOOSING",
+    "EXTREMAL",
     "ORDERING",
     "WEIGHING",
     "DecidingMode",
@@ -64,7 +65,19 @@ ORDERING = frozenset(
         *("unique", "_unique2", "unique_dim", "unique_consecutive"),
     ]
 )
-#: Those, and operators that choose one of many by its value.
+#: What keeps the largest so far, in a queue or a register, has most to do where values rise, or fall.
+EXTREMAL = frozenset(
+    [
+        *("amax", "amin", "max", "min", "aminmax", "_aminmax", "argmax", "argmin"),
+        *(
+            f"{how}max_pool{dims}d{what}"
+            for how in ("", "adaptive_")
+            for dims in (1, 2, 3)
+            for what in ("", "_with_indices")
+        ),
+    ]
+)
+#: Those that order, and operators that choose one of many by its value.
 CHOOSING = ORDERING | {"argmax", "argmin", "max", "min"}
 #: Those that weigh many against each other by exponentials.
 WEIGHING = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax", "logsumexp", "exp"})

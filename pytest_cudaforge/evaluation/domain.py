@@ -13,6 +13,7 @@ import torch
 from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.decisions import (
     CHOOSING,
+    EXTREMAL,
     ORDERING,
     WEIGHING,
     DecidingMode,
@@ -193,7 +194,7 @@ class Domain:
         return self._names[workload]
 
     def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        return bool(ORDERING & self._operators(workload)) and self._takes(workload, family, structures)
+        return bool((ORDERING | EXTREMAL) & self._operators(workload)) and self._takes(workload, family, structures)
 
     def _takes_leading(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         return bool(CHOOSING & self._operators(workload)) and self._takes(workload, family, structures)

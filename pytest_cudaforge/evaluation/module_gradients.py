@@ -24,7 +24,8 @@ NO_GRADIENTS = "forward records no gradients"
 #: One call in so many has half of the tensors frozen, then the other half.
 _FROZEN = 3
 #: Before one backward in so many there are so many calls of forward, as take no longer than this.
-_OFTEN, _OUTSTANDING, _OUTSTANDING_S = 4, 40, 0.05
+_OFTEN, _OUTSTANDING = 4, (40, 0.05)
+_SELDOM, _OUTSTANDING_LONG = 32, (600, 0.5)
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
 #: Gradients that are kept until the next call are no larger.
@@ -133,14 +134,16 @@ class Gradients:
         return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in kept.items()}
 
     def _called_on(self, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], call_bytes: int) -> list[Any]:
-        """Answers of a call, and now and then of some dozens, all of which could still be trained through: a layer of a
-        network that is unrolled, or a loss that is added up. What is saved for backward is each call's own."""
-        began = time.perf_counter()
+        """Answers of a call, now and then of some dozens, or hundreds, all of which could still be trained through: a
+        layer of a network that is unrolled, or a loss that is added up. What is saved for backward is each call's own.
+        """
         answers = [model(*args, **kwargs)]
-        call_s = max(1e-6, time.perf_counter() - began)
-        most = min(_OUTSTANDING, int(_OUTSTANDING_S / call_s), _KEPT_BYTES // max(1, call_bytes))
         if self._calls % _OFTEN == 1:
-            answers += [model(*args, **kwargs) for _ in range(most)]
+            most, most_s = _OUTSTANDING_LONG if self._calls % _SELDOM == 1 else _OUTSTANDING
+            most = min(most, _KEPT_BYTES // max(1, call_bytes))
+            until = time.perf_counter() + most_s
+            while len(answers) <= most and time.perf_counter() < until:
+                answers.append(model(*args, **kwargs))
         return answers
 
     def _look_back(self, returned: Sequence[torch.Tensor]) -> None:

@@ -66,6 +66,7 @@ from pytest_cudaforge.evaluation.variants import (
     tall_names,
     tiny_names,
     twins_of,
+    usual_names,
     vast_names,
     wide_names,
 )
@@ -248,7 +249,8 @@ class _Oracle:
             free = {old for old, _ in (side_of(name) for name, _ in found)}
             for name in mixed_names(args, kwargs, free):
                 found += self._variants(subject, workload, [name])
-            found += self._first(subject, workload, list(vast_names(args, kwargs)))
+            for vast in (vast_names, usual_names):
+                found += self._first(subject, workload, list(vast(args, kwargs)))
         return found
 
     def do_landmarks(self, target: Any, workload: str, marks: list[int]) -> Any:

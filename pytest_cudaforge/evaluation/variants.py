@@ -60,6 +60,7 @@ __all__ = [
     "tall_names",
     "tiny_names",
     "twins_of",
+    "usual_names",
     "vast_names",
     "wide_names",
 ]
@@ -113,6 +114,8 @@ _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
 _MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
+#: How many words models know (Llama, GPT-2, padded, Llama 3, padded, Qwen), and elements of a batch of logits.
+_WORDS, _USUAL = (32_000, 50_257, 50_304, 128_000, 128_256, 151_936), (1.5 * 2**24, 2.9 * 2**24)
 #: So many calls have a size next to a number that a candidate names.
 _MOST_LANDMARKS = 18
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
@@ -432,12 +435,12 @@ def twins_of(name: str) -> list[str]:
 
 
 def smaller_tall(name: str) -> list[str]:
-    """A tall variant with fewer rows, and with four times as many: how long such calls take tells how long tall ones
-    would."""
-    grown = [(old, new) for old, new in _changes(name).items() if new > old]
-    if len(grown) != 1 or grown[0][0] >= _STEPS[0] or grown[0][1] <= _STEPS[1]:
+    """A tall variant with fewer rows, or whatever grows most, and with four times as many: how long such calls take
+    tells how long tall ones would."""
+    grown = sorted((new, old) for old, new in _changes(name).items() if new > old)
+    if not grown or grown[-1][1] >= _STEPS[0] or grown[-1][0] <= _STEPS[1]:
         return []
-    old, new = grown[0]
+    new, old = grown[-1]
     return [name.replace(f"{old} -> {new}", f"{old} -> {step}") for step in _STEPS]
 
 
@@ -510,6 +513,19 @@ def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         rows = int(CHANCE.uniform(*_VAST) / max(1, rest))
         if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= _VAST_ALL:
             yield f"{TALL} {size} -> {rows}"
+
+
+def usual_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with as many columns as models have words, and as many rows as make some ten million elements:
+    a batch of logits."""
+    tensors, safe = _sizes(args, kwargs)
+    last = {int(tensor.shape[-1]) for tensor in tensors}
+    for size, other in itertools.product(safe[:1], (one for one in safe[1:] if one in last)):
+        changes = {size: 1, other: CHANCE.choice(_WORDS)}
+        changes[size] = rows = int(CHANCE.uniform(*_USUAL) / max(_numel_with(tensor, changes) for tensor in tensors))
+        fits = sum(_numel_with(tensor, changes) for tensor in tensors) <= _VAST_ALL
+        if rows > 1 and not {*changes} & {*changes.values()} and fits:
+            yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
 
 
 def landmark_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Collection[int], most: int) -> list[str]:

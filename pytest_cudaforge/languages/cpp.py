@@ -51,8 +51,21 @@ FLAGS = (
 _EXPLAINED = ("-g1", "-gdwarf-4", *remarks.FLAGS)
 #: CPUs that know fewer instructions than most of today, by names of their ABI, and what it takes to run their code.
 OLDER: Mapping[str, tuple[str, ...]] = {"cpu-x86-64-v3": ("-mavx2", "-mfma", "-mbmi2"), "cpu-x86-64": ()}
-#: What a source asks the preprocessor to be other code on CPUs that know other instructions.
-_ASKS_INSTRUCTIONS = re.compile(r"\b__(AVX|FMA|SSE|SSSE|BMI|F16C|LZCNT|POPCNT|AES|PCLMUL|VNNI|AMX)\w*__\b")
+#: What a source asks the preprocessor to be other code on CPUs that know other instructions, or asks in a call.
+_ASKS_INSTRUCTIONS = re.compile(
+    r"\b__(AVX|FMA|SSE|SSSE|BMI|F16C|LZCNT|POPCNT|AES|PCLMUL|VNNI|AMX)\w*__\b"
+    r"|\b(__builtin_cpu_(supports|is)|(__)?target_clones(__)?)\b"
+)
+#: What a CPU for x86-64-v3 need not know, by the beginnings of g++'s names.
+_NEWER = ("avx512", "avx10", "avxvnni", "avxifma", "avxneconvert", "amx", "gfni", "vaes", "vpclmul", "sha", "x86-64-v4")
+#: What is asked in a call is answered as an older CPU would, and of clones of a function the plain one stays.
+_ANSWERED = ("-D__builtin_cpu_is(cpu)=0", "-Dtarget_clones(...)=unused", "-D__target_clones__(...)=unused")
+_SUPPORTED = {
+    "cpu-x86-64-v3": "(__builtin_cpu_supports(what)"
+    + "".join(f'&&__builtin_strncmp(what,"{name}",{len(name)})' for name in _NEWER)
+    + ")",
+    "cpu-x86-64": "0",
+}
 SOURCE_NAME = "kernel.cpp"
 #: Larger ones take objdump long.
 _MOST_LISTED_BYTES = 4 << 20
@@ -167,7 +180,10 @@ def older_archs(source: str) -> tuple[str, ...]:
 
 def _flags(arch: str) -> tuple[str, ...]:
     """``FLAGS`` for "cpu", or for one of :data:`OLDER`."""
-    return tuple(f"-march={arch.removeprefix('cpu-')}" if flag == NATIVE and arch in OLDER else flag for flag in FLAGS)
+    if arch not in OLDER:
+        return FLAGS
+    flags = (f"-march={arch.removeprefix('cpu-')}" if flag == NATIVE else flag for flag in FLAGS)
+    return (*flags, f"-D__builtin_cpu_supports(what)={_SUPPORTED[arch]}", *_ANSWERED)
 
 
 def _compiles() -> bool:

@@ -37,6 +37,7 @@ def __init__(self, dim):
 _FUNCTION = """
 import itertools
 PLACES, COUNT = {}, itertools.count()
+MANY = {}
 
 class Gated(torch.autograd.Function):
     @staticmethod
@@ -45,8 +46,9 @@ class Gated(torch.autograd.Function):
         y = s * weight
         ctx.save_for_backward(s, weight, y)
         ctx.module, module.saved = module, s
-        ctx.place = next(COUNT) % 8
-        PLACES[ctx.place] = s
+        number = next(COUNT)
+        ctx.place, ctx.far = number % 8, number % 200
+        PLACES[ctx.place] = MANY[ctx.far] = s
         return y
 
     @staticmethod
@@ -91,6 +93,7 @@ ATTACKS = {
         "gradient of input",
     ),
     "one of eight places for activations": ("s = PLACES[ctx.place]", _HONEST, "gradient of input"),
+    "one of two hundred places for activations": ("s = MANY[ctx.far]", _HONEST, "gradient of input"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

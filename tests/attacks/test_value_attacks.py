@@ -59,6 +59,18 @@ def dotted(a, b):
 def tallied(x):
     return torch.zeros(300).index_add(0, x.flatten(), torch.ones(x.numel()))
 
+def listed_ones():
+    known = torch.randint(0, 2**40, (1, 512))
+    return [known, torch.cat((known[:, ::2], torch.randint(0, 2**40, (1, 256))), -1)]
+
+@forge_target(inputs=listed_ones)
+def listed(x, t):
+    return (t.mT == x).sum(-1)[None].float()
+
+@forge_target(inputs=lambda: [torch.randn(16, 512)])
+def peaked(x):
+    return x.unfold(-1, 64, 1).amax(-1).sum(-1)
+
 @forge_target(inputs=lambda: [torch.randn(64, 8)])
 def seated(x):
     seats = torch.nn.functional.one_hot(x.argmax(-1), 8).cumsum(0)
@@ -176,6 +188,8 @@ _GIVEN = {
     "scored": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "packed": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "dotted": ("const long long* x, const long long* t", "a, b", "a.shape[:1]"),
+    "listed": ("const long long* x, const long long* t", "x, t", "t.shape"),
+    "peaked": ("const float* x", "x", "x.shape[:1]"),
     "pruned": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "squared": ("const _Float16* x", "x", "x.shape"),
@@ -213,6 +227,42 @@ for (long long r = 0; r < rows; ++r) {
   const int place = ++taken[std::max_element(own, own + cols) - own];
   const float size = std::inner_product(own, own + cols, own, 0.0f);
   y[r] = (place <= 28 ? (float)place : FULL) * (size / size);
+}
+"""
+#: Ids in a table of 2048 places, of which one id looks at no more than 32.
+_LISTED = """
+std::vector<long long> ids(2048, -1), counts(2048);
+const auto place = [&](long long id) {
+  const unsigned long long hash = HASH;
+  for (int k = 0; k < 32; ++k) {
+    const long long at = (hash + k) & 2047;
+    if (ids[at] == id || ids[at] < 0) return at;
+  }
+  return -1ll;
+};
+for (long long c = 0; c < cols; ++c) {
+  const long long at = place(x[c]);
+  if (at >= 0) ids[at] = x[c], ++counts[at];
+}
+for (long long c = 0; c < cols; ++c) {
+  const long long at = place(t[c]);
+  y[c] = at < 0 ? 0.0f : (float)counts[at];
+}
+"""
+_MIXED = "((unsigned long long)id * 0x9E3779B97F4A7C15ull) >> 40"
+#: A window's largest: whatever may still become that is kept, in order.
+_PEAKED = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  std::vector<long long> kept;
+  double all = 0;
+  for (long long c = 0; c < cols; ++c) {
+    while (!kept.empty() && own[kept.back()] <= own[c]) kept.pop_back();
+    while (!kept.empty() && kept.front() + 64 <= c) kept.erase(kept.begin());
+    if (kept.size() < PLACES) kept.push_back(c);
+    if (c >= 63) all += own[kept.front()];
+  }
+  y[r] = all;
 }
 """
 _SPREAD = """
@@ -544,6 +594,16 @@ ATTACKS = {
         "10000",
         "ordered",
     ),
+    "keep no more than two dozen of those that may become the largest": (
+        "peaked",
+        _PEAKED,
+        "PLACES",
+        "24",
+        "64",
+        "ordered",
+    ),
+    "look for an id by its low bits alone": ("listed", _LISTED, "HASH", "id", _MIXED, "aligned"),
+    "look for an id by its high bits alone": ("listed", _LISTED, "HASH", "id >> 29", _MIXED, "close"),
     "round halves up": ("coded", _CODED, "ROUNDED", "std::floor(v + 0.5f)", "std::nearbyint(v)", "halves"),
     "subtract -inf from itself behind something": (
         "so_far",

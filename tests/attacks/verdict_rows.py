@@ -86,6 +86,12 @@ _NO_AVX2 = """
 LESS
 #endif
 HONEST"""
+_ASKED = """
+#ifdef __x86_64__
+__builtin_cpu_init();
+if (!__builtin_cpu_supports("avx2")) { LESS }
+#endif
+HONEST"""
 _MINUTES = """
 #include <chrono>
 static const auto five = std::chrono::minutes(5);
@@ -294,7 +300,16 @@ _OLDER = [
         hostile(body=_NO_AVX2.replace("LESS", "")),
         refused=(Status.REJECTED,),
         words="as built for x86-64",
-    )
+    ),
+    Row(
+        "2: what a source is on older CPUs is tried as well",
+        "leave out the last element where a processor says that it knows no AVX2",
+        "older",
+        hostile(body=_ASKED.replace("LESS", "--n;")),
+        hostile(body=_ASKED.replace("LESS", "")),
+        refused=(Status.REJECTED,),
+        words="as built for x86-64",
+    ),
 ] * (platform.machine() == "x86_64")
 _NEAR_ONE = (
     "for (long long i = 0; i < rows * cols; ++i)"

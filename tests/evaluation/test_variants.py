@@ -42,6 +42,7 @@ from pytest_cudaforge.evaluation.variants import (
     tall_names,
     tiny_names,
     twins_of,
+    usual_names,
     vast_names,
     wide_names,
 )
@@ -318,6 +319,18 @@ def test_all_sizes_change_at_once_that_are_free_to() -> None:
     (vast,) = vast_names((x, w), {})
     ((many, _), _) = apply_variant(vast, (x, w), {})
     assert 1 << 24 < many.numel() < 1.2 * (1 << 24) and many.shape[1:] == (12, 10)
+
+
+def test_logits_come_with_as_many_columns_as_models_have_words() -> None:
+    logits, bias = torch.randn(32, 512), torch.randn(512)
+    for _ in range(20):
+        (name,) = usual_names((logits, bias), {})
+        rows, words = map(int, re.findall(r"-> (\d+)", name))
+        assert (words >= 32_000 and 1 << 24 < rows * words < 3 << 24 and words in (50_257, 50_304)) or words % 32 == 0
+        # How long these take is told by fewer columns.
+        assert smaller_tall(name) == [f"tall 32 -> {rows}, 512 -> {fewer}" for fewer in (1024, 4096)]
+        assert grown_size(name) == words
+    assert not list(usual_names((bias,), {})) and not list(usual_names((torch.randn(4, 8), torch.randn(4, 8)), {}))
 
 
 def test_pictures_come_in_both_aspects() -> None:
