@@ -213,6 +213,8 @@ def any_number(first, *others):
 """
 
 NO_TIES = ("shifted", "large", "lowered", "sparse", "spiked", "combed", "tails")
+#: Of equal ones the first is it.
+CHOSEN = (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "ordered")
 EXPECTED = {
     "logarithm": ({"0": "unit"}, UNIT),
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
@@ -240,16 +242,16 @@ EXPECTED = {
     "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels")),
     "small_values_only": (
         {"0": "generic"},
-        ("integer", "sparse", "rectified", "combed", "tails", "faint", "uniform", "alike", "leading"),
+        ("integer", "sparse", "rectified", "combed", "tails", "faint", "uniform", "alike", "ordered", "leading"),
     ),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "leading", "deep")),
-    "farthest": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "leading", "deep")),
+    "largest": ({"0": "generic"}, (*CHOSEN, "leading", "deep")),
+    "farthest": ({"0": "generic"}, (*CHOSEN, "leading", "deep")),
     # Of equal values any may be among the largest two.
     "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "deep")),
     # Small values round to equal probabilities, but not in fp64.
-    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "leading", "deep")),
-    "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep", "halves 254")),
+    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "deep")),
+    "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep", "halves 254")),
     # Rows without any length are NaN.
     "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "deep")),
     "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "leading", "deep")),
