@@ -56,15 +56,14 @@ _ASKS_INSTRUCTIONS = re.compile(
     r"\b__(AVX|FMA|SSE|SSSE|BMI|F16C|LZCNT|POPCNT|AES|PCLMUL|VNNI|AMX)\w*__\b"
     r"|\b(__builtin_cpu_(supports|is)|(__)?target_clones(__)?)\b"
 )
-#: What a CPU for x86-64-v3 need not know, by the beginnings of g++'s names.
+#: What every CPU for x86-64 knows, and, by the beginnings of g++'s names, what one for x86-64-v3 need not know.
+_OLDEST = ("cmov", "fxsr", "mmx", "sse", "sse2", "x86-64")
 _NEWER = ("avx512", "avx10", "avxvnni", "avxifma", "avxneconvert", "amx", "gfni", "vaes", "vpclmul", "sha", "x86-64-v4")
 #: What is asked in a call is answered as an older CPU would, and of clones of a function the plain one stays.
 _ANSWERED = ("-D__builtin_cpu_is(cpu)=0", "-Dtarget_clones(...)=unused", "-D__target_clones__(...)=unused")
 _SUPPORTED = {
-    "cpu-x86-64-v3": "(__builtin_cpu_supports(what)"
-    + "".join(f'&&__builtin_strncmp(what,"{name}",{len(name)})' for name in _NEWER)
-    + ")",
-    "cpu-x86-64": "0",
+    "cpu-x86-64-v3": "&&".join(f'__builtin_strncmp(what,"{name}",{len(name)})' for name in _NEWER),
+    "cpu-x86-64": "||".join(f'!__builtin_strcmp(what,"{name}")' for name in _OLDEST),
 }
 SOURCE_NAME = "kernel.cpp"
 #: Larger ones take objdump long.
@@ -183,7 +182,8 @@ def _flags(arch: str) -> tuple[str, ...]:
     if arch not in OLDER:
         return FLAGS
     flags = (f"-march={arch.removeprefix('cpu-')}" if flag == NATIVE else flag for flag in FLAGS)
-    return (*flags, f"-D__builtin_cpu_supports(what)={_SUPPORTED[arch]}", *_ANSWERED)
+    known = f"(__builtin_cpu_supports(what)&&({_SUPPORTED[arch]}))"
+    return (*flags, f"-D__builtin_cpu_supports(what)={known}", *_ANSWERED)
 
 
 def _compiles() -> bool:
