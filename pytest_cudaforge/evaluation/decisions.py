@@ -21,6 +21,7 @@ __all__ = [
     "CHOOSING",
     "EXTREMAL",
     "ORDERING",
+    "SUMMING",
     "WEIGHING",
     "DecidingMode",
     "MarginMode",
@@ -75,6 +76,19 @@ EXTREMAL = frozenset(
             for dims in (1, 2, 3)
             for what in ("", "_with_indices")
         ),
+    ]
+)
+#: What adds many numbers up: where these rise or fall, sums on the way are far larger than what they come to, and who
+#: adds one after another rounds more than who adds by halves, which is nobody's fault.
+SUMMING = frozenset(
+    [
+        *("sum", "nansum", "mean", "nanmean", "cumsum", "logcumsumexp", "prod", "cumprod", "dot", "vdot", "mv", "mm"),
+        *("bmm", "addmm", "addmv", "baddbmm", "addbmm", "norm", "linalg_vector_norm", "var", "std", "var_mean"),
+        *("std_mean", "convolution", "native_layer_norm", "native_group_norm", "native_batch_norm", "_cdist_forward"),
+        *("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "embedding_bag", "bincount"),
+        *(f"avg_pool{dims}d" for dims in (1, 2, 3)),
+        *(f"_adaptive_avg_pool{dims}d" for dims in (2, 3)),
+        *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math"),
     ]
 )
 #: Those that order, and operators that choose one of many by its value.

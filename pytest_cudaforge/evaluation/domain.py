@@ -15,6 +15,7 @@ from pytest_cudaforge.evaluation.decisions import (
     CHOOSING,
     EXTREMAL,
     ORDERING,
+    SUMMING,
     WEIGHING,
     DecidingMode,
     MarginMode,
@@ -194,7 +195,9 @@ class Domain:
         return self._names[workload]
 
     def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        return bool((ORDERING | EXTREMAL) & self._operators(workload)) and self._takes(workload, family, structures)
+        names = self._operators(workload)
+        told = ORDERING & names or (EXTREMAL & names and not SUMMING & names)
+        return bool(told) and self._takes(workload, family, structures)
 
     def _takes_leading(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         return bool(CHOOSING & self._operators(workload)) and self._takes(workload, family, structures)
