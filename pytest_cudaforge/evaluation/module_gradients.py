@@ -25,6 +25,7 @@ NO_GRADIENTS = "forward records no gradients"
 _FROZEN = 3
 #: Before one backward in so many there are so many calls of forward, as take no longer than this.
 _OFTEN, _OUTSTANDING = 4, (40, 0.05)
+#: ... and of those one in eight has more, for longer.
 _SELDOM, _OUTSTANDING_LONG = 32, (600, 0.5)
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
@@ -137,13 +138,17 @@ class Gradients:
         """Answers of a call, now and then of some dozens, or hundreds, all of which could still be trained through: a
         layer of a network that is unrolled, or a loss that is added up. What is saved for backward is each call's own.
         """
+        import torch
+
+        began = time.perf_counter()
         answers = [model(*args, **kwargs)]
         if self._calls % _OFTEN == 1:
             most, most_s = _OUTSTANDING_LONG if self._calls % _SELDOM == 1 else _OUTSTANDING
             most = min(most, _KEPT_BYTES // max(1, call_bytes))
-            until = time.perf_counter() + most_s
-            while len(answers) <= most and time.perf_counter() < until:
+            while len(answers) <= most and time.perf_counter() - began < most_s:
                 answers.append(model(*args, **kwargs))
+                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                    torch.cuda.synchronize()  # hundreds that are only queued may take minutes
         return answers
 
     def _look_back(self, returned: Sequence[torch.Tensor]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,26 @@ def test_line_information_is_added_on_request() -> None:
     plain = load("cpp").compile(source, unit, "cpu").code
     assert b".debug_line" in load("cpp").compile(source, unit, "cpu", lineinfo=True).code
     assert b".debug_line" not in plain
+
+
+_ASKING = """
+__attribute__((target_clones("avx2", "default"))) int cloned(int x) { return x + 1; }
+extern "C" int asked() {
+  __builtin_cpu_init();
+  return !!__builtin_cpu_supports("sse2") + 2 * !!__builtin_cpu_supports("avx2")
+    + 4 * !!__builtin_cpu_supports("avx512f") + 8 * (__builtin_cpu_is("intel") || __builtin_cpu_is("amd"));
+}
+void f(int* y) { *y = cloned(*y); }
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUs of x86-64")
+@pytest.mark.parametrize(("arch", "most"), [("cpu-x86-64-v3", 3), ("cpu-x86-64", 1)])
+def test_what_is_asked_in_a_call_is_answered_as_an_older_cpu_would(tmp_path: Path, arch: str, most: int) -> None:
+    native, older = (load("cpp").compile(_ASKING, Unit((), ("f",)), one).code for one in ("cpu", arch))
+    (tmp_path / "native.so").write_bytes(native)
+    (tmp_path / "older.so").write_bytes(older)
+    usual, found = (ctypes.CDLL(str(tmp_path / name)).asked() for name in ("native.so", "older.so"))
+    assert found == usual & most and found & 1
+    assert b"cloned" in older and native.count(b"resolver") > older.count(b"resolver") == 0
+    assert arch in cpp.older_archs(_ASKING) or not usual & 2
