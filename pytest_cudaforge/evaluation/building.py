@@ -21,7 +21,16 @@ from pytest_cudaforge.errors import (
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.landmarks import landmarks
 from pytest_cudaforge.evaluation.refusal import Refusal
-from pytest_cudaforge.languages import Binary, Language, Unit, imports, instructions, triton_text
+from pytest_cudaforge.languages import (
+    DEVICE_LANGUAGES,
+    Binary,
+    Language,
+    Unit,
+    clocks,
+    imports,
+    instructions,
+    triton_text,
+)
 from pytest_cudaforge.languages.cache import BuildCache, build_key
 from pytest_cudaforge.languages.cpp import older_archs
 from pytest_cudaforge.languages.published import (
@@ -236,6 +245,11 @@ def _checked(binary: Binary) -> Binary:
     if binary.language == "cpp":
         imports.check(binary.code)
         instructions.check(binary.asks)
+    if binary.language in DEVICE_LANGUAGES:
+        # Triton's kernels are a cubin each.
+        parts = [kernel.compiled for kernel in binary.kernels if kernel.compiled]
+        for code in [binary.code[part.code_start :][: part.code_bytes] for part in parts] or [binary.code]:
+            clocks.check(code)
     return binary
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pytest_cudaforge.errors import ForgeError, LaunchFailure, WorkerCrash, WorkerFailure, WorkerTimeout
 from pytest_cudaforge.evaluation.benches import Benches
 from pytest_cudaforge.evaluation.building import Product
-from pytest_cudaforge.evaluation.cases import Trial, call_layout
+from pytest_cudaforge.evaluation.cases import Elsewhere, Trial, call_layout
 from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.module_requests import NewInstance
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
@@ -509,7 +509,9 @@ def thread_counts(bout: Bout) -> None:
 def sealed(bout: Bout) -> None:
     """Once more with inputs, parameters and prepared values mapped read-only: a kernel that writes them and puts the
     old bytes back shows in no comparison. (A module's host code could map a GPU's memory as it likes.)"""
-    trial, run = bout.trial("sealed inputs", bout.new_values()), bout.run
+    run = bout.run
+    weights: Elsewhere = "sealed" if isinstance(run.worker, ModuleWorker) and bout.device_kind == "cpu" else ""
+    trial = bout.trial("sealed inputs", bout.new_values(), elsewhere=weights)
     run.seal(bout.mutated)
     try:
         case = run.case(bout.name, trial, contract=True)

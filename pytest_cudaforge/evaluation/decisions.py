@@ -21,6 +21,7 @@ __all__ = [
     "CHOOSING",
     "EXTREMAL",
     "ORDERING",
+    "SCORING",
     "SUMMING",
     "WEIGHING",
     "DecidingMode",
@@ -93,6 +94,13 @@ SUMMING = frozenset(
 )
 #: Those that order, and operators that choose one of many by its value.
 CHOOSING = ORDERING | {"argmax", "argmin", "max", "min"}
+#: Those that weigh many scores against each other, as far as they are below the largest.
+SCORING = frozenset(
+    [
+        *("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "logcumsumexp"),
+        *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math"),
+    ]
+)
 #: Those that weigh many against each other by exponentials.
 WEIGHING = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax", "logsumexp", "exp"})
 

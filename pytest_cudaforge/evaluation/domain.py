@@ -15,6 +15,7 @@ from pytest_cudaforge.evaluation.decisions import (
     CHOOSING,
     EXTREMAL,
     ORDERING,
+    SCORING,
     SUMMING,
     WEIGHING,
     DecidingMode,
@@ -154,7 +155,8 @@ class Domain:
                 special = {"edges": self._takes_edges, "ties": self._takes_ties}
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
                 special |= {"stretches": self._takes_shut, "fronts": self._takes_shut}
-                special |= {"ordered": self._takes_ordered, "leading": self._takes_leading}
+                special |= {"ordered": self._takes_ordered, "climbing": self._takes_climbing}
+                special |= {"leading": self._takes_leading, "parted": self._takes_parted}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
@@ -198,6 +200,17 @@ class Domain:
         names = self._operators(workload)
         told = ORDERING & names or (EXTREMAL & names and not SUMMING & names)
         return bool(told) and self._takes(workload, family, structures)
+
+    def _takes_climbing(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        names = self._operators(workload)
+        told = SCORING & names or (EXTREMAL & names and WEIGHING & names)
+        return bool(told) and self._takes(workload, family, structures)
+
+    def _takes_parted(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Nothing is added up, or weighed: who adds half of a row to what is far larger rounds more than by halves."""
+        names = self._operators(workload)
+        fits = CHOOSING & names and not (SUMMING | WEIGHING | SCORING) & names
+        return bool(fits) and self._takes(workload, family, structures)
 
     def _takes_leading(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         return bool(CHOOSING & self._operators(workload)) and self._takes(workload, family, structures)

@@ -32,6 +32,8 @@ Moved = Literal["smaller", "turned"]
 EXCHANGES = 4
 #: By how much of itself, or twice that.
 _NUDGE = 1e-5
+#: One mask in so many keeps what its columns come to.
+_BY_COLUMNS = 4
 #: Pairs of them: answers that count or add up take some changes for none.
 _EXCHANGED_INTEGERS = 16
 #: How many of the elements of "edges" are another tensor's.
@@ -106,7 +108,26 @@ def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def exchanged_mask(mask: Tensor, generator: torch.Generator) -> Tensor:
-    """``mask`` with a few pairs of True and False exchanged: as many of either are left."""
+    """``mask`` with a few pairs of True and False exchanged: as many of either are left, in all, and in each row or,
+    now and then, each column, by which some know a mask, where it has any with both."""
+    by_columns = mask.dim() > 1 and not int(torch.randint(_BY_COLUMNS, (), generator=generator))
+    lines = (mask.movedim(-2, -1) if by_columns else mask).contiguous() if mask.dim() else mask.reshape(1)
+    rows = lines.view(-1, lines.shape[-1])
+    mixed = (rows.any(-1) & ~rows.all(-1)).nonzero().flatten().cpu()
+    if not len(mixed):
+        return _exchanged_anywhere(mask, generator)
+    changed = rows.clone()
+    for row in mixed[torch.randperm(len(mixed), generator=generator)[:EXCHANGES]].tolist():
+        for side in (True, False):
+            places = (rows[row] == side).nonzero().flatten().cpu()
+            place = places[int(torch.randint(len(places), (), generator=generator))]
+            changed[row, int(place)] = not side
+    lines = changed.view(lines.shape)
+    lines = lines.movedim(-2, -1) if by_columns else lines
+    return torch.empty_like(mask).copy_(lines.view(mask.shape) if not mask.dim() else lines)
+
+
+def _exchanged_anywhere(mask: Tensor, generator: torch.Generator) -> Tensor:
     changed = mask.flatten().clone()
     sides = [(changed == side).nonzero().flatten().cpu() for side in (True, False)]
     count = min(EXCHANGES, *map(len, sides))

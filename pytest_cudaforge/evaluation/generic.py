@@ -67,6 +67,10 @@ _DEEPEST, _DEEP, _DEEPER = 0.1, 1e5, 8.0
 CALM = 0.01
 
 
+#: "parted": half of how far the heaps are apart, in deviations.
+_APART = 5.0
+#: "climbing": how far rows reach, from and to, and how many times as far as they were drawn at most.
+_CLIMBS, _CLIMB = (60.0, 300.0), 8.0
 #: By so many deviations one place of each row is ahead in "leading".
 _AHEAD = 3.0
 #: "sinks": how far from each other rows lie, and the one of them that stands out from all, at least and at most.
@@ -131,6 +135,32 @@ def _leading(draw: Draw) -> Tensor:
     place = torch.randint(values.shape[-1], (), generator=draw.generator, device=values.device)
     values.select(-1, int(place)).add_(_AHEAD * draw.scale)
     return values
+
+
+def _parted(draw: Draw) -> Tensor:
+    """Each row is two heaps far apart, of which the upper one holds a share of it that is the row's own: who looks for
+    what is large among the elements beyond some deviations of the mean finds more of them there than of any normal
+    ones, or none."""
+    values = draw.values
+    if not values.dim() or not values.numel():
+        return values
+    share = torch.rand((*values.shape[:-1], 1), generator=draw.generator, device=values.device)
+    upper = torch.rand(values.shape, generator=draw.generator, device=values.device) < share
+    return values.add_(torch.where(upper, _APART, -_APART) * draw.scale)
+
+
+def _climbing(draw: Draw) -> Tensor:
+    """Some rows rise from zero, by and by and far, others fall to it, and others are in no order: none of it is of two
+    signs, so that sums round no more than of shifted ones. Half of them reach as far as makes exponentials overflow,
+    half some times as far as what was drawn."""
+    values = _sorted_rows(draw.values, draw.generator)
+    if not values.dim() or not values.numel():
+        return values
+    values.sub_(values.amin(-1, keepdim=True))
+    chance, side = torch.rand((2, *values.shape[:-1], 1), generator=draw.generator, device=values.device)
+    reach = (math.log(_CLIMBS[0]) + chance * math.log(_CLIMBS[1] / _CLIMBS[0])).exp()
+    most = values.amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    return values.mul_(torch.where(side < 1 / 2, reach / most, 1 + chance * (_CLIMB - 1)))
 
 
 def _sinks(draw: Draw) -> Tensor:
@@ -425,6 +455,8 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "faint": lambda draw: _vanishing(draw, _FAINT),
     "large": lambda draw: draw.values.mul_(draw.spread[0]),
     "leading": _leading,
+    "parted": _parted,
+    "climbing": _climbing,
     "levels": _at_levels,
     "lowered": _lowered,
     "ordered": lambda draw: _sorted_rows(draw.values, draw.generator),

@@ -3,7 +3,8 @@
 The counterpart of :mod:`gradients`, where the reference's are made, in the candidate's process. Between forward and
 backward the module is called once more, on other values, as a layer is that a network uses twice; every other time the
 gradient that comes in is no contiguous tensor, as behind a transpose; and what forward returned must stay as it was.
-One call in three is two, in each of which half of the tensors need no gradient, as when weights are frozen.
+One call in three is two, in each of which half of the tensors need no gradient, as when weights are frozen. In one of
+four nobody holds the answers themselves, as where what follows needs them no more: others lie where they lay.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ NO_GRADIENTS = "forward records no gradients"
 _FROZEN = 3
 #: Before one backward in so many there are so many calls of forward, as take no longer than this.
 _OFTEN, _OUTSTANDING = 4, (40, 0.05)
-#: ... and of those one in eight has more, for longer.
-_SELDOM, _OUTSTANDING_LONG = 32, (600, 0.5)
+#: ... and of those one in eight has more, for longer, and as many behind them whose answers nobody keeps.
+_SELDOM, _OUTSTANDING_LONG, _FORGOTTEN = 32, (600, 0.5), (5000, 0.5)
+#: One call in so many holds no answers.
+_LET_GO = 4
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
 #: Gradients that are kept until the next call are no larger.
@@ -48,6 +51,8 @@ class Gradients:
     def __init__(self, paths: Sequence[str]) -> None:
         self._keys = [path.removeprefix("out.") for path in paths]
         self._calls = 0
+        #: Where answers lay that nobody holds any more.
+        self._left: frozenset[int] = frozenset()
         #: What backward returned last, and copies of it.
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -97,7 +102,7 @@ class Gradients:
         asked = [key for key in keys if not key.startswith(MODULE)]
         inputs = {key: leaves[key].detach().requires_grad_() for key in asked}
         positional, named = unflatten_call(tree, {**leaves, **inputs})
-        outputs, _ = flatten_output(model(*positional, **named))
+        outputs, _ = flatten_output(self._answer(model, positional, named))
         grads = {path: grad for path, grad in given.items() if isinstance(grad, torch.Tensor)}
         # An output that the loss does not take has no gradient at all.
         told = {path: grad for path, grad in grads.items() if bool((grad != 0).any())} or grads
@@ -140,16 +145,61 @@ class Gradients:
         """
         import torch
 
-        began = time.perf_counter()
-        answers = [model(*args, **kwargs)]
-        if self._calls % _OFTEN == 1:
-            most, most_s = _OUTSTANDING_LONG if self._calls % _SELDOM == 1 else _OUTSTANDING
-            most = min(most, _KEPT_BYTES // max(1, call_bytes))
-            while len(answers) <= most and time.perf_counter() - began < most_s:
-                answers.append(model(*args, **kwargs))
+        answers = [] if self._left else [self._answer(model, args, kwargs)]
+        answers += self._called_where_it_lay(model, args, kwargs, call_bytes)
+
+        def call_on(most: int, most_s: float, keep: bool) -> None:
+            began = time.perf_counter()
+            for _ in range(most):
+                answer = self._answer(model, args, kwargs)
+                if keep:
+                    answers.append(answer)
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     torch.cuda.synchronize()  # hundreds that are only queued may take minutes
+                if time.perf_counter() - began > most_s:
+                    return
+
+        if self._calls % _OFTEN == 1:
+            most, most_s = _OUTSTANDING_LONG if self._calls % _SELDOM == 1 else _OUTSTANDING
+            call_on(min(most, _KEPT_BYTES // max(1, call_bytes)), most_s, keep=True)
+        if self._calls % _SELDOM == 1:
+            call_on(*_FORGOTTEN, keep=False)
         return answers
+
+    def _called_where_it_lay(
+        self, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], call_bytes: int
+    ) -> list[Any]:
+        """Answers, until one of them lies where one lay that is held no more."""
+        import torch
+
+        from pytest_cudaforge.runtime.signature import flatten_output
+
+        began, most, most_s = time.perf_counter(), *_OUTSTANDING
+        answers: list[Any] = []
+        while self._left and len(answers) < max(2, min(most, _KEPT_BYTES // max(1, call_bytes))):
+            answers.append(model(*args, **kwargs))
+            leaves = flatten_output(answers[-1])[0].values()
+            if self._left & {leaf.data_ptr() for leaf in leaves if isinstance(leaf, torch.Tensor)}:
+                break
+            if time.perf_counter() - began > most_s:
+                break
+        self._left = frozenset()
+        return answers
+
+    def _answer(self, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What it returns; of one call in some, what comes of a product of each tensor with one, whose backward needs
+        none of the two, so that nothing but autograd's own notes is left of the answer."""
+        import torch
+
+        from pytest_cudaforge.runtime.signature import flatten_output, unflatten_output
+
+        answer = model(*args, **kwargs)
+        if self._calls % _LET_GO:
+            return answer
+        leaves, tree = flatten_output(answer)
+        floats = {path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
+        self._left = self._left or frozenset(leaves[path].data_ptr() for path in floats)
+        return unflatten_output(tree, {path: leaf * 1 if path in floats else leaf for path, leaf in leaves.items()})
 
     def _look_back(self, returned: Sequence[torch.Tensor]) -> None:
         """Raises RuntimeError where this backward wrote into what the one before returned, as what adds up gradients

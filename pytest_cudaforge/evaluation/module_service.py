@@ -74,6 +74,7 @@ from pytest_cudaforge.evaluation.module_requests import (
     NewInstance,
 )
 from pytest_cudaforge.evaluation.onlookers import Onlookers
+from pytest_cudaforge.evaluation.sealing import sealed
 from pytest_cudaforge.evaluation.settings import (
     DRAWN,
     OPENMP_THREADS,
@@ -478,12 +479,14 @@ class _Service:
             self._begin_in_inference_mode(bound)
             inference = False
         with self._torch.inference_mode() if inference else contextlib.nullcontext():
-            with extensions.sabotaged_operators():
-                calls = {"thread": self._called_elsewhere, "training": self._called_training}
-                output = calls.get(elsewhere, self._call)(bound)
+            with self._sealed(bound) if elsewhere == "sealed" else contextlib.nullcontext():
+                with extensions.sabotaged_operators():
+                    calls = {"thread": self._called_elsewhere, "training": self._called_training}
+                    output = calls.get(elsewhere, self._call)(bound)
+                # Before weights are where they were: it says which of them an answer is a view of.
+                leaves, copied = self._deliver(bound, output)
             self._called = bound
             self._random.look()
-            leaves, copied = self._deliver(bound, output)
         self._show_state(bound)
         # What was made under inference mode may be written nowhere else.
         held, self._held = self._held, [] if inference else copied
@@ -496,6 +499,12 @@ class _Service:
             overwrite(tensor)  # as a caller may, in an answer that is its own
         self._synchronize()
         return json.dumps(leaves)
+
+    def _sealed(self, bound: Bound) -> contextlib.AbstractContextManager[None]:
+        """With weights that nobody can write, but for those that the reference writes."""
+        written = {self._instances.state.get(path) for path in self._recipe.written}
+        weights = [tensor for _, _, tensor in self._matched(bound)]
+        return sealed(tensor for tensor in weights if not any(tensor is other for other in written))
 
     def _begin_in_inference_mode(self, bound: Bound) -> None:
         """Forward alone, before it is trained: no gradient can be asked for there."""

@@ -159,6 +159,7 @@ class Subject:
     def _bears(self, habit: str) -> bool:
         """Does the reference run on weights of this habit, as finite as on others? Rows of zeros tie."""
         assert self.module is not None
+        self._put(self._constructed)
         if not takes_on(self.module, habit):
             return False
         try:

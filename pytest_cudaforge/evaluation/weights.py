@@ -10,7 +10,15 @@ from torch import Tensor
 
 from pytest_cudaforge.evaluation.exchanges import EXCHANGES, Moved, exchanged, moved_values
 
-__all__ = ["HABITS", "exchange_weights", "exchangeable_weights", "move_weights", "rerandomise", "takes_on"]
+__all__ = [
+    "HABITS",
+    "device_of",
+    "exchange_weights",
+    "exchangeable_weights",
+    "move_weights",
+    "rerandomise",
+    "takes_on",
+]
 
 #: Between which logarithms running variances are drawn: a layer behind few or large activations has such.
 _LOG_VARIANCES = (-2.0, 2.0)
@@ -22,9 +30,12 @@ _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 #: What training may do to weights, where the reference bears it. turned: some gains of many are negative, which nothing
 #: keeps from it (a maximum taken before the gain is then a minimum); muted: some of a vector are zero, as the last gain
 #: of a residual branch is at first (what was multiplied by them cannot be told from the answer); pruned: some rows are
-#: zero, which show a small constant that keeps a division finite; thinned: some elements are zero, wherever they lie.
-HABITS = ("turned", "muted", "pruned", "thinned")
+#: zero, which show a small constant that keeps a division finite; thinned: some elements are zero, wherever they lie;
+#: faded: some of a vector are next to nothing, as regularised gains come to be (who divides by them what was rounded
+#: behind them has lost its digits).
+HABITS = ("turned", "muted", "pruned", "thinned", "faded")
 _TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
+_FADED, _FADING = 1 / 16, (1e-6, 1e-3)
 
 
 def rerandomise(
@@ -37,7 +48,7 @@ def rerandomise(
     are (what stores a row's weights by its largest one in few bits errs there), small gains have grown, as those of
     residual branches do, and weights have ``habits``, of :data:`HABITS`.
     """
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = device_of(module)
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = bool(torch.rand((), generator=generator, device=device) < _TRAINED)
     trained = drawn if trained is None else trained
@@ -51,10 +62,15 @@ def rerandomise(
             buffer.uniform_(*_LOG_VARIANCES, generator=generator).exp_()
             if trained and buffer.numel() >= _FEWEST_CHANNELS:  # a channel that is always off
                 buffer[torch.randint(buffer.numel(), (), generator=generator, device=buffer.device)] = 0.0
-    for habit in HABITS if trained else ():
-        for parameter in module.parameters() if habit in habits else ():
-            if _takes_on(habit, parameter):
-                _wear(habit, parameter, generator)
+    # Before any is worn: one may leave what another one does not take on.
+    worn = [(habit, p) for habit in HABITS if habit in habits for p in module.parameters() if _takes_on(habit, p)]
+    for habit, parameter in worn if trained else ():
+        _wear(habit, parameter, generator)
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Where its weights lie: its statistics, where it has nothing but those."""
+    return next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 def takes_on(module: torch.nn.Module, habit: str) -> bool:
@@ -68,7 +84,7 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
         return False
     if habit == "turned":
         return weights.numel() >= _FEWEST_CHANNELS and bool((weights > 0).all())
-    if habit == "muted":
+    if habit in ("muted", "faded"):
         return weights.dim() == 1 and len(weights) >= _FEWEST_CHANNELS and bool((weights != 0).all())
     if habit == "thinned":
         return weights.dim() > 1 and weights.numel() >= _FEWEST_WEIGHTS
@@ -76,11 +92,15 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
 
 
 def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
-    """Some numbers of ``weights`` become negative, or zero, or some rows zero: at least one."""
+    """Some numbers of ``weights`` become negative, small or zero, or some rows zero: at least one."""
     with torch.no_grad():
         if habit == "turned":
             turned = _some(weights.numel(), _TURNED, generator, weights.device).reshape(weights.shape)
             weights.copy_(torch.where(turned, -weights, weights))
+        elif habit == "faded":
+            faded = _some(weights.numel(), _FADED, generator, weights.device)
+            size = torch.empty_like(weights).uniform_(*map(math.log, _FADING), generator=generator).exp_()
+            weights.copy_(torch.where(faded, weights * size, weights))
         elif habit in ("muted", "thinned"):
             share = _MUTED if habit == "muted" else _THINNED
             weights[_some(weights.numel(), share, generator, weights.device).reshape(weights.shape)] = 0.0

@@ -30,6 +30,8 @@ MANY = (
 HALF = tuple(family for family in MANY if family != "bumped")
 HOLLOW = ("alike", "empty")
 GENERIC = (*MANY, "alike", "levels", "deep", "empty")
+#: Where scores are weighed by exponentials.
+SCORED = (*MANY, "alike", "levels", "climbing", "deep", "empty")
 #: Where the answer to zeros is zero nothing says how far off it may be.
 ZERO = (*MANY, "alike", "levels", "deep")
 UNIT = ("shifted", "sparse", "floor", "ceiling")
@@ -222,7 +224,7 @@ EXPECTED = {
     "kl_divergence": ({"0": "drawn", "1": "drawn"}, ()),
     "cross_entropy": (
         {"0": "generic", "1": "classes"},
-        (*GENERIC, "absent", "runs", "highest", "lowest", "frequent", "agreeing"),
+        (*SCORED, "absent", "runs", "highest", "lowest", "frequent", "agreeing"),
     ),
     "cosine_loss": ({"0": "generic", "1": "generic", "2": "drawn"}, GENERIC),
     "hinge": ({"0": "generic", "1": "drawn"}, GENERIC),
@@ -232,29 +234,47 @@ EXPECTED = {
     "bucket": ({"0": "generic", "1": "unit"}, (*ZERO, "floor")),
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
     "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "rectified", *MANY[7:], *HOLLOW)),
-    "stable_softmax": ({"0": "generic"}, GENERIC),
+    "stable_softmax": ({"0": "generic"}, SCORED),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
-    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "deep")),
+    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "climbing", "deep")),
     "leaky": ({"0": "generic"}, ZERO),
-    "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "empty")),
+    "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "climbing", "empty")),
     # It overflows itself.
     # What is beyond fp16 is so for every kernel.
     "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels")),
     "small_values_only": (
         {"0": "generic"},
-        ("integer", "sparse", "rectified", "combed", "tails", "faint", "uniform", "alike", "ordered", "leading"),
+        (
+            "integer",
+            "sparse",
+            "rectified",
+            "combed",
+            "tails",
+            "faint",
+            "uniform",
+            "alike",
+            "ordered",
+            "leading",
+            "parted",
+        ),
     ),
     # Exact integers tie: only declared indices are compared by what they point at.
-    "largest": ({"0": "generic"}, (*CHOSEN, "leading", "deep")),
-    "farthest": ({"0": "generic"}, (*CHOSEN, "leading", "deep")),
+    "largest": ({"0": "generic"}, (*CHOSEN, "leading", "parted", "deep")),
+    "farthest": ({"0": "generic"}, (*CHOSEN, "leading", "parted", "deep")),
     # Of equal values any may be among the largest two.
-    "largest_two": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "deep")),
+    "largest_two": (
+        {"0": "generic"},
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "parted", "deep"),
+    ),
     # Small values round to equal probabilities, but not in fp64.
-    "largest_probability": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "deep")),
+    "largest_probability": (
+        {"0": "generic"},
+        (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "climbing", "deep"),
+    ),
     "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep", "halves 254")),
     # Rows without any length are NaN.
     "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "deep")),
-    "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "leading", "deep")),
+    "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "leading", "parted", "deep")),
     # Halves are halves in any order of operations where none of them rounds.
     "sixteenths": (
         {"0": "generic"},
@@ -269,7 +289,7 @@ EXPECTED = {
     ),
     "order_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "deep", "skewed"),
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "parted", "deep", "skewed"),
     ),
     "counts_beside_edges": (
         {"0": "generic", "1": "sorted"},
