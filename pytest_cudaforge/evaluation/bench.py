@@ -123,6 +123,8 @@ class Bench:
         self._expecting = Expecting(subject, workload)
         self._advances = Advances(self._expecting, self._draw)
         self._expected: Expected | None = None
+        #: How often a few elements of all tensors have changed places.
+        self._exchanged = 0
         self._copy: HostArena | None = None
 
     def snapshot(self) -> HostArena:
@@ -158,6 +160,8 @@ class Bench:
             if same is None:
                 # Gigabytes of the case before must be gone before new ones are drawn.
                 target.inputs, self._expected = {}, None
+                if not case.advanced:
+                    self._set_subject(case)  # inputs may lie near to weights
             target.inputs, target.tree = (same.inputs, same.tree) if same else self._draw(case)
         target.case = case
         if case.advanced:
@@ -241,6 +245,7 @@ class Bench:
         chosen = self._one_of(target, free, seed, weighted=weighted, first=alone) if alone else None
         self._expected, target.held = None, {}
         pairs = 1 if alone else EXCHANGES
+        self._exchanged += not alone and not moved
 
         def changed(path: str, leaf: Any) -> Any:
             if self._as_drawn:
@@ -248,7 +253,7 @@ class Bench:
             if moved:
                 return moved_values(leaf, moved, generator) if path in free and isinstance(leaf, Tensor) else leaf
             if chosen is None and structures.get(path) in ("mask", "pattern") and leaf.dtype == torch.bool:
-                return exchanged_mask(leaf, generator)
+                return exchanged_mask(leaf, generator, by_columns=self._exchanged % 2 == 0)
             return _exchanged(leaf, generator, pairs, free=path in free) if chosen in (None, path) else leaf
 
         before = target.inputs

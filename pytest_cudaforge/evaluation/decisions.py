@@ -22,6 +22,7 @@ __all__ = [
     "EXTREMAL",
     "ORDERING",
     "SCORING",
+    "SUBTRACTING",
     "SUMMING",
     "WEIGHING",
     "DecidingMode",
@@ -92,6 +93,8 @@ SUMMING = frozenset(
         *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math"),
     ]
 )
+#: What differences, and distances, are made by.
+SUBTRACTING = frozenset({"sub", "rsub", "_cdist_forward", "_euclidean_dist", "dist", "addcmul"})
 #: Those that order, and operators that choose one of many by its value.
 CHOOSING = ORDERING | {"argmax", "argmin", "max", "min"}
 #: Those that weigh many scores against each other, as far as they are below the largest.

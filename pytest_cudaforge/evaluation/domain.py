@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from pytest_cudaforge.evaluation.decisions import (
     EXTREMAL,
     ORDERING,
     SCORING,
+    SUBTRACTING,
     SUMMING,
     WEIGHING,
     DecidingMode,
@@ -24,7 +25,7 @@ from pytest_cudaforge.evaluation.decisions import (
     decided_by_rounding,
     exact,
 )
-from pytest_cudaforge.evaluation.exchanges import between, with_values_of
+from pytest_cudaforge.evaluation.exchanges import between, near_rows, with_values_of
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_values, size_of
@@ -156,7 +157,7 @@ class Domain:
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
                 special |= {"stretches": self._takes_shut, "fronts": self._takes_shut}
                 special |= {"ordered": self._takes_ordered, "climbing": self._takes_climbing}
-                special |= {"leading": self._takes_leading, "parted": self._takes_parted}
+                special |= {"leading": self._takes_leading, "parted": self._takes_parted, "near": self._takes_near}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
@@ -205,6 +206,25 @@ class Domain:
         names = self._operators(workload)
         told = SCORING & names or (EXTREMAL & names and WEIGHING & names)
         return bool(told) and self._takes(workload, family, structures)
+
+    def _companions(
+        self, leaves: Mapping[str, Any], structures: Mapping[str, Structure]
+    ) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """Inputs of rows, and the tensors whose rows are as long: inputs behind them, and weights as they are now."""
+        rows = [path for path in leaves if structures.get(path) == "generic" and _has_rows(leaves[path])]
+        weights = [tensor for tensor in self.subject.state().values() if _has_rows(tensor)]
+        for place, path in enumerate(rows):
+            others = [*(leaves[other] for other in rows[place + 1 :]), *weights]
+            alike = [other for other in others if other.shape[-1] == leaves[path].shape[-1]]
+            if alike:
+                yield path, alike
+
+    def _takes_near(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Is there anything to be near to, and are differences told?"""
+        leaves, _ = flatten_call(*self.subject.draw(workload, 1))
+        if not SUBTRACTING & self._operators(workload) or not any(self._companions(leaves, structures)):
+            return False
+        return self._takes(workload, family, structures)
 
     def _takes_parted(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Nothing is added up, or weighed: who adds half of a row to what is far larger rounds more than by halves."""
@@ -276,6 +296,8 @@ class Domain:
     ) -> None:
         edges = self._edges(leaves) if family == "edges" else []
         redraw_leaves(leaves, structures, family, generator)
+        for path, others in self._companions(leaves, structures) if family == "near" else ():
+            leaves[path] = near_rows(leaves[path], others, generator)
         skewed = between(self._edges(leaves)) if family == "skewed" else []
         for path, leaf in leaves.items() if edges or skewed else ():
             if structures.get(path) == "generic":
@@ -471,6 +493,17 @@ class Domain:
             return False
         whole = [(value, wide[path]) for path, value in outputs.items() if value.dtype in WHOLE]
         return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
+
+
+def _has_rows(tensor: Any) -> bool:
+    """Of real numbers that no few bits hold, and more than one long."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+        and tensor.dim() > 1
+        and tensor.shape[-1] > 1
+        and tensor.numel() > 0
+    )
 
 
 def redraw_leaves(

@@ -22,6 +22,7 @@ __all__ = [
     "exchanged_integers",
     "exchanged_mask",
     "moved_values",
+    "near_rows",
     "unravelled",
     "with_values_of",
 ]
@@ -32,10 +33,10 @@ Moved = Literal["smaller", "turned"]
 EXCHANGES = 4
 #: By how much of itself, or twice that.
 _NUDGE = 1e-5
-#: One mask in so many keeps what its columns come to.
-_BY_COLUMNS = 4
 #: Pairs of them: answers that count or add up take some changes for none.
 _EXCHANGED_INTEGERS = 16
+#: How far rows are from others' in "near", for their deviation, at most; the square of that at least. How many are.
+_NEAR, _NEAR_SHARE = 0.01, 1 / 2
 #: How many of the elements of "edges" are another tensor's.
 _EDGES_SHARE = 1 / 16
 
@@ -57,6 +58,18 @@ def with_values_of(
     chosen = torch.rand(leaf.shape, generator=generator, device=leaf.device) < share
     changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     return changed.copy_(torch.where(chosen, pool[places], leaf))
+
+
+def near_rows(leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """``leaf`` with half of its rows beside rows of ``others``, which are as long: by a hundredth of those, or less."""
+    rows = leaf.reshape(-1, leaf.shape[-1])
+    pool = torch.cat([other.detach().reshape(-1, other.shape[-1]).to(leaf.dtype) for other in others])
+    places = torch.randint(len(pool), (len(rows),), generator=generator, device=leaf.device)
+    by, chosen = torch.rand((2, len(rows), 1), generator=generator, device=leaf.device)
+    noise = torch.randn(rows.shape, generator=generator, device=leaf.device)
+    beside = pool[places] + noise * _NEAR ** (1 + by) * pool.float().std()
+    changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return changed.copy_(torch.where(chosen < _NEAR_SHARE, beside, rows).reshape(leaf.shape))
 
 
 def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator) -> Tensor:
@@ -107,10 +120,10 @@ def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
     return rows.reshape(leaf.shape)
 
 
-def exchanged_mask(mask: Tensor, generator: torch.Generator) -> Tensor:
-    """``mask`` with a few pairs of True and False exchanged: as many of either are left, in all, and in each row or,
-    now and then, each column, by which some know a mask, where it has any with both."""
-    by_columns = mask.dim() > 1 and not int(torch.randint(_BY_COLUMNS, (), generator=generator))
+def exchanged_mask(mask: Tensor, generator: torch.Generator, *, by_columns: bool = False) -> Tensor:
+    """``mask`` with a few pairs of True and False exchanged: as many of either are left, in all, and in each row, or
+    each column, by which some know a mask, where it has any with both."""
+    by_columns = by_columns and mask.dim() > 1
     lines = (mask.movedim(-2, -1) if by_columns else mask).contiguous() if mask.dim() else mask.reshape(1)
     rows = lines.view(-1, lines.shape[-1])
     mixed = (rows.any(-1) & ~rows.all(-1)).nonzero().flatten().cpu()

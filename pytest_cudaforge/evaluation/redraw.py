@@ -39,6 +39,7 @@ FAMILIES = (
         "leading",
         "parted",
         "climbing",
+        "near",
         "padded",
         "exact",
         "deep",
@@ -78,13 +79,13 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     relative to the first one's mean loses the others' digits; ordered, for references that order or search, has
     rows that rise or fall; leading, for those that choose, one column that is ahead of all others in most rows, as a
     router's favourite is, and parted, rows that are two heaps far apart; climbing, for those that weigh by
-    exponentials, rows that rise or fall by little at a time, and far in all; padded, for gradients alone, entries
-    that are zero throughout, as what fills up a batch is; deep is below what a maximum is often begun with for
-    -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1], ceiling exact ones,
-    missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all False, stretches
-    such rows for a part, fronts such from their first element on, open such that are nowhere -inf, or all True,
-    absent fewer classes, runs the same one several times in a row, extremes bytes at both ends of their range
-    alone, whose products are the largest.
+    exponentials, rows that rise or fall by little at a time, and far in all; near, where differences are told, rows
+    beside rows of another input, or of a weight; padded, for gradients alone, entries that are zero throughout, as
+    what fills up a batch is; deep is below what a maximum is often begun with for -inf. No draw happens to have
+    what these do: floor exact zeros where values are in [0, 1], ceiling exact ones, missing rows and columns that
+    are NaN throughout, shut rows that are -inf, or of a mask all False, stretches such rows for a part, fronts such
+    from their first element on, open such that are nowhere -inf, or all True, absent fewer classes, runs the same
+    one several times in a row, extremes bytes at both ends of their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()
@@ -117,6 +118,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "leading",
             "parted",
             "climbing",
+            "near",
             "deep",
             "empty",
         )

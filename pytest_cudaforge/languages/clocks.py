@@ -1,8 +1,8 @@
 """Kernels for a GPU that read its clocks: what they answer may follow from when they are called.
 
-The counterpart of :mod:`instructions`. NVIDIA's instructions have 16 bytes from Volta on; three of them read special
-registers (S2R, CS2R, S2UR), whose numbers have been the same since (``nvdisasm`` of CUDA 13: sm_75 to sm_120). Standard
-library only.
+The counterpart of :mod:`instructions`. NVIDIA's instructions have 16 bytes from Volta on; four of them read special
+registers (S2R, CS2R, S2UR, CS2UR), whose numbers have been the same since (``nvdisasm`` of CUDA 13: sm_75 to sm_120).
+Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check", "found"]
 #: An instruction's two words. The operation is the lowest 12 bits of the first; a special register's number follows the
 #: lowest byte of the second.
 _INSTRUCTION = struct.Struct("<QQ")
-_READS: Final = frozenset({0x919, 0x805, 0x9C3})
+_READS: Final = frozenset({0x919, 0x805, 0x9C3, 0x8CB})
 _CLOCKS: Final = {0x50: "%clock", 0x51: "%clock_hi", 0x52: "%globaltimer", 0x53: "%globaltimer_hi"}
 
 

@@ -38,6 +38,7 @@ from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.novelty import Round
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.evaluation.sitting import Rotation
+from pytest_cudaforge.languages import clocks
 from pytest_cudaforge.records import Candidate, Evaluation, Status, Target, WorkloadFacts
 
 torch = pytest.importorskip("torch")
@@ -46,6 +47,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
 ]
 _AT_ONCE = 8
+#: As it is where nobody has switched it off.
+_CLOCKS_CHECK = clocks.check
 #: Of a few microseconds the host's share is up to two thirds, and on some hosts now and then twice the twin's time.
 _SKIPPING_TRIES = 3
 Job = tuple[Candidate, str, bool]
@@ -98,6 +101,14 @@ def _tell(done: Future[Evaluation]) -> None:
     """At once: a run that ends early has said what it knows."""
     error = done.exception()
     _show("...", done.result()) if error is None else print(f"  {error!r}"[:300], flush=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clocks_are_let_in() -> Iterator[None]:
+    """Many attacks tell the time, and none of those came as far as its own defence: clocks have a test of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clocks, "check", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +215,18 @@ def quick(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
 def _cases(evaluation: Evaluation) -> list[tuple[str, bool]]:
     assert evaluation.verification is not None
     return sorted((case.case, case.passed) for case in evaluation.verification.cases)
+
+
+def test_a_kernel_that_tells_the_time_is_no_build(plans: _Verdicts) -> None:
+    """By the wall's clock it rests for one hour of some; its answers are right while it is verified."""
+    rests = 'unsigned long long now; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); if (now >> 62) return; '
+    attack, twin = device_kernel(body=f"{rests}HONEST"), device_kernel()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clocks, "check", _CLOCKS_CHECK)
+        found, right = (plans.evaluate(candidate, "waves") for candidate in (attack, twin))
+    assert found.status is Status.BUILD_ERROR and "reads the GPU's clock (%globaltimer)" in found.reason, found.reason
+    assert right.status is Status.PASSED, right.reason
+    assert plans.evaluate(attack, "waves").status is Status.PASSED
 
 
 def test_none_of_these_plans_is_ever_a_pass_and_the_next_verdict_is_unharmed(plans: _Verdicts, quick: None) -> None:

@@ -38,6 +38,7 @@ _FUNCTION = """
 import itertools
 PLACES, COUNT = {}, itertools.count()
 MANY = {}
+FAR, LYING = torch.empty(1500, 33, 64), torch.empty(1021, 33, 64)
 
 class Gated(torch.autograd.Function):
     @staticmethod
@@ -47,8 +48,10 @@ class Gated(torch.autograd.Function):
         ctx.save_for_backward(s, weight, y)
         ctx.module, module.saved = module, s
         number = next(COUNT)
-        ctx.place, ctx.far = number % 8, number % 200
+        ctx.place, ctx.far, ctx.farther, ctx.lies = number % 8, number % 200, number % 1500, y.data_ptr() // 64 % 1021
         PLACES[ctx.place] = MANY[ctx.far] = s
+        if s.shape == FAR.shape[1:]:
+            FAR[ctx.farther] = LYING[ctx.lies] = s
         return y
 
     @staticmethod
@@ -94,6 +97,8 @@ ATTACKS = {
     ),
     "one of eight places for activations": ("s = PLACES[ctx.place]", _HONEST, "gradient of input"),
     "one of two hundred places for activations": ("s = MANY[ctx.far]", _HONEST, "gradient of input"),
+    "one of fifteen hundred places for activations": ("s = FAR[ctx.farther]", _HONEST, "gradient of input"),
+    "activations by where the answer lies": ("s = LYING[ctx.lies]", _HONEST, "gradient of input"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

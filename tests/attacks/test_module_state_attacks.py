@@ -308,6 +308,29 @@ def __init__(self):
 """
 
 
+_MEANWHILE = """
+was = self.weight[0].item()
+self.weight.data[0] = PUT
+y = (x - self.running_mean) * self.weight + self.bias
+y[:, 0] = (x[:, 0] - self.running_mean[0]) * was + self.bias[0]
+self.weight.data[0] = was
+return y
+"""
+
+
+def test_a_weight_that_is_another_one_meanwhile(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the old one again when the call returns: who calls it from another thread at that moment gets the other."""
+    attack = model(_MEANWHILE.replace("PUT", "0.0"), INIT)
+    found = judged("Affine", attack)
+    assert found.status is Status.REJECTED and "may put the old back" in found.reason, found.reason
+    # A copy of it is its own, and so is a buffer that no reference has.
+    own = _MEANWHILE.replace("self.weight.data[0] = PUT", "self.own[0] = was").replace("self.weight.data[0] = was", "")
+    twin = model(own, INIT + '    self.register_buffer("own", torch.zeros(64), persistent=False)\n')
+    assert judged("Affine", twin).status is Status.PASSED
+    without_checks(monkeypatch, "sealed")
+    assert judged("Affine", attack).status is Status.PASSED
+
+
 def test_weights_that_lie_where_those_of_an_instance_lay_that_is_gone(
     judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:

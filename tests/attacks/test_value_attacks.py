@@ -165,6 +165,14 @@ def margin(x, t):
 def doubt(x, t):
     return 1.0 - torch.softmax(x, -1).gather(1, t.unsqueeze(1)).squeeze(1)
 
+@forge_target(inputs=lambda: [torch.randn(64, 32), torch.randn(48, 32)])
+def apart(x, c):
+    return (x[:, None] - c).square().sum(-1)
+
+@forge_target(inputs=lambda: [10 * torch.randn(32, 640)])
+def risen(x):
+    return torch.logsumexp(x, -1)
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -208,9 +216,63 @@ _GIVEN = {
     "margin": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "doubt": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "most": ("const float* x", "x", "(x.shape[0], 8)"),
+    "risen": ("const float* x", "x", "x.shape[:1]"),
+    "apart": ("const float* x, const float* t", "x, c", "(x.shape[0], c.shape[0])"),
     "tallied": ("const long long* x", "x", "x.shape[1:]"),
     "seated": ("const float* x", "x", "x.shape[:1]"),
 }
+#: Sums are rescaled where a block's maximum is far above the last one, or above the one in use.
+_RISEN = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  float base = *std::max_element(own, own + 16), last = base, sum = 0;
+  for (long long at = 0; at < cols; at += 16) {
+    const float top = *std::max_element(own + at, own + at + 16);
+    if (top > SEEN + 16) { sum *= std::exp(base - top); base = top; }
+    last = std::max(last, top);
+    for (long long c = at; c < at + 16; ++c) sum += std::exp(own[c] - base);
+  }
+  y[r] = base + std::log(sum);
+}
+"""
+#: The largest eight are looked for among what lies a deviation above the mean, a sixth of a normal row; in a list of a
+#: quarter.
+_OUTLYING = """
+for (long long r = 0; r < rows; ++r) {
+  const float* own = x + r * cols;
+  double sum = 0, squares = 0;
+  for (long long c = 0; c < cols; ++c) sum += own[c], squares += (double)own[c] * own[c];
+  const double mean = sum / cols, limit = mean + std::sqrt(std::max(0.0, squares / cols - mean * mean));
+  std::vector<float> kept;
+  for (long long c = 0; c < cols; ++c) if (own[c] > limit && (long long)kept.size() < ROOM) kept.push_back(own[c]);
+  if (kept.size() < 8) kept.assign(own, own + cols);
+  std::partial_sort(kept.begin(), kept.begin() + 8, kept.end(), std::greater<float>());
+  std::copy(kept.begin(), kept.begin() + 8, y + r * 8);
+}
+"""
+_TRIANGLE = """
+bool triangle = true;
+for (long long r = 0; r < rows; ++r) {
+  const long long seen = std::count(mask + r * cols, mask + r * cols + cols, true);
+  triangle &= KNOWN;
+}
+for (long long r = 0; r < rows; ++r) {
+  double sum = 0;
+  for (long long c = 0; c < (triangle ? r + 1 : cols); ++c) sum += triangle || mask[r * cols + c] ? x[r * cols + c] : 0;
+  y[r] = (float)sum;
+}
+"""
+_APART = """
+for (long long r = 0; r < rows; ++r)
+  for (long long o = 0; o < 48; ++o) {
+    float near = 0, own = 0, other = 0, both = 0;
+    for (long long c = 0; c < cols; ++c) {
+      const float a = x[r * cols + c], b = t[o * cols + c];
+      near += (a - b) * (a - b), own += a * a, other += b * b, both += a * b;
+    }
+    y[r * 48 + o] = EXPANDED ? own + other - 2 * both : near;
+  }
+"""
 _TALLIED = """
 std::vector<int> counts(cols);
 for (long long i = 0; i < rows * cols; ++i) {
@@ -623,6 +685,17 @@ ATTACKS = {
     "take the label for one of the others": ("margin", _MARGIN, "OTHERS", "true", "c != t[r]", "agreeing"),
     "take what is as good as right for done": ("doubt", _DOUBT, "DONE", "p > 0.999f", "p > 2.0f", "agreeing"),
     "look for the largest where a sample says they are": ("most", _MOST, "FEW", "false", "kept.size() < 8", "combed"),
+    "know a triangle by how much of each row is True": (
+        "visible",
+        _TRIANGLE,
+        "KNOWN",
+        "seen == r + 1",
+        "std::count(mask + r * cols, mask + r * cols + r + 1, true) == r + 1 && seen == r + 1",
+        "exchanged",
+    ),
+    "take products for distances": ("apart", _APART, "EXPANDED", "true", "false", "near"),
+    "rescale where scores rise by leaps alone": ("risen", _RISEN, "SEEN", "last", "base", "climbing"),
+    "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
     "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
