@@ -104,6 +104,16 @@ def _in_runs(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty_like(drawn).copy_(flat[places.where(begins, 0).cummax(0).values].view(drawn.shape))
 
 
+def _certain(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """Of the first row, and of a few others, one of those that may be has all."""
+    rows = drawn.reshape(-1, drawn.shape[-1])
+    chances = torch.rand(rows.shape, generator=generator, device=drawn.device) * (rows > 0)
+    sure = torch.nn.functional.one_hot(chances.argmax(-1), rows.shape[-1]).to(drawn.dtype)
+    chosen = torch.rand((len(rows), 1), generator=generator, device=drawn.device) < 1 / _LACKING_SHARE
+    chosen[0] = True
+    return torch.empty_like(drawn).copy_(torch.where(chosen, sure, rows).view(drawn.shape))
+
+
 def skewed(drawn: Tensor, _: torch.Generator | None = None) -> Tensor:
     """As many sorted values with the same ends, ever further apart, as exponents are; the drawn ones where they are too
     few, or would no longer be different."""
@@ -132,6 +142,7 @@ LACKING: Mapping[tuple[str, str], Callable[[Tensor, torch.Generator], Tensor]] =
     ("classes", "runs"): _in_runs,
     ("bytes", "extremes"): _extremes,
     ("sorted", "skewed"): skewed,
+    ("shares", "certain"): _certain,
 }
 #: One entry, or one class, in so many is missing.
 _LACKING_SHARE = 8

@@ -513,6 +513,10 @@ def redraw_leaves(
     shared = 0
     if family in ("faint", "small", "alike", "levels", "padded", "sinks"):
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
+    if family == "certain":
+        # Of several the one that is held against the others, whose logarithm may be taken, comes last as a rule.
+        shares = [path for path in leaves if structures.get(path) == "shares"]
+        structures = {path: "shares" for path in shares[-1:]}
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":
             leaves[path] = redraw(family, leaf, structures[path], generator, shared)

@@ -85,7 +85,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     what these do: floor exact zeros where values are in [0, 1], ceiling exact ones, missing rows and columns that
     are NaN throughout, shut rows that are -inf, or of a mask all False, stretches such rows for a part, fronts such
     from their first element on, open such that are nowhere -inf, or all True, absent fewer classes, runs the same
-    one several times in a row, extremes bytes at both ends of their range alone, whose products are the largest.
+    one several times in a row, certain rows of probabilities of which one is one, extremes bytes at both ends of
+    their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()

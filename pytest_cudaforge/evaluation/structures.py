@@ -38,10 +38,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: generic: any finite values will do · unit: keep [0, 1] · signed: keep the draw's range · drawn: only the user's
 #: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
 #: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, bytes, of all
-#: that they can be, pattern, a mask, or -inf beside others, that is the same in every draw, and sorted values, which
-#: lie as dense as they happen to
+#: that they can be, pattern, a mask, or -inf beside others, that is the same in every draw, sorted values, which lie
+#: as dense as they happen to, and shares, rows that add up to one, of which hardly any has all in one place
 Structure = Literal[
-    "generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "pattern", "classes", "bytes", "sorted"
+    "generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "pattern", "classes", "bytes", "sorted", "shares"
 ]
 #: Those of which any element may have another value.
 REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
@@ -104,6 +104,8 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return known if _is_barred(a, b) else "drawn"
     if bool(a.isnan().any() or b.isnan().any()):
         return "gaps" if bool(a.isnan().any() and b.isnan().any()) and not bool(a.isnan().all()) else "drawn"
+    if _are_shares(first) and _are_shares(second):
+        return "shares"
     if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
         return "drawn"
     if any(shows(first) and shows(second) for shows in (_ordered, _symmetric, _normed)):
@@ -206,6 +208,17 @@ def _normed(tensor: Tensor) -> bool:
                 if bool(((measure - 1).abs() < tolerance).all()):
                     return True
     return False
+
+
+def _are_shares(tensor: Tensor) -> bool:
+    """Rows of the last dimension that are probabilities, and add up to one, but for codes of classes."""
+    if tensor.dim() < 2 or tensor.shape[-1] < 2 or tensor.dtype in FLOAT8:
+        return False
+    rows = _slices(tensor, tensor.dim() - 1)
+    tolerance = 1e-2 if tensor.dtype in LOW_PRECISION else 1e-3
+    sums = rows.sum(dim=-1, dtype=torch.float64)
+    coded = bool((rows.amax(-1) == 1).all())
+    return not coded and bool((rows >= 0).all()) and bool(((sums - 1).abs() < tolerance).all())
 
 
 def looks_normal(drawn: Tensor) -> bool:

@@ -221,7 +221,7 @@ EXPECTED = {
     "logarithm": ({"0": "unit"}, UNIT),
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
     "binary_cross_entropy": ({"0": "unit", "1": "unit"}, UNIT),
-    "kl_divergence": ({"0": "drawn", "1": "drawn"}, ()),
+    "kl_divergence": ({"0": "shares", "1": "shares"}, ("certain",)),
     "cross_entropy": (
         {"0": "generic", "1": "classes"},
         (*SCORED, "absent", "runs", "highest", "lowest", "frequent", "agreeing"),

@@ -32,7 +32,7 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: torch.randn(32, 32), "generic"),
         (lambda: torch.randn(32, 32).bfloat16(), "generic"),
         (lambda: torch.rand(32, 32), "unit"),
-        (lambda: torch.softmax(torch.randn(32, 32), -1), "drawn"),
+        (lambda: torch.softmax(torch.randn(32, 32), -1), "shares"),
         (lambda: torch.randn(32, 32).tril(), "drawn"),
         (lambda: torch.randn(32, 32).sort(-1).values, "drawn"),
         (lambda: torch.randn(32, 32).abs() * 3, "signed"),
