@@ -38,7 +38,6 @@ _FUNCTION = """
 import itertools
 PLACES, COUNT = {}, itertools.count()
 MANY = {}
-FAR, LYING = torch.empty(1500, 33, 64), torch.empty(1021, 33, 64)
 
 class Gated(torch.autograd.Function):
     @staticmethod
@@ -48,10 +47,8 @@ class Gated(torch.autograd.Function):
         ctx.save_for_backward(s, weight, y)
         ctx.module, module.saved = module, s
         number = next(COUNT)
-        ctx.place, ctx.far, ctx.farther, ctx.lies = number % 8, number % 200, number % 1500, y.data_ptr() // 64 % 1021
+        ctx.place, ctx.far = number % 8, number % 200
         PLACES[ctx.place] = MANY[ctx.far] = s
-        if s.shape == FAR.shape[1:]:
-            FAR[ctx.farther] = LYING[ctx.lies] = s
         return y
 
     @staticmethod
@@ -97,8 +94,8 @@ ATTACKS = {
     ),
     "one of eight places for activations": ("s = PLACES[ctx.place]", _HONEST, "gradient of input"),
     "one of two hundred places for activations": ("s = MANY[ctx.far]", _HONEST, "gradient of input"),
-    "one of fifteen hundred places for activations": ("s = FAR[ctx.farther]", _HONEST, "gradient of input"),
-    "activations by where the answer lies": ("s = LYING[ctx.lies]", _HONEST, "gradient of input"),
+    "one of fifteen hundred places for activations": ("s = TABLE[ctx.place]", _HONEST, "gradient of input"),
+    "activations by where the answer lies": ("s = TABLE[ctx.place] ", _HONEST, "gradient of input"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 
@@ -127,8 +124,20 @@ class Twice(torch.autograd.Function):
 """
 
 
-def _candidate(before: str, weight: str) -> Candidate:
+#: Where activations are kept in a table that was made at first, by the name of the attack.
+_TABLED = {
+    "one of fifteen hundred places for activations": "number % 1500",
+    "activations by where the answer lies": "y.data_ptr() // 64 % 1021",
+}
+
+
+def _candidate(before: str, weight: str, place: str = "") -> Candidate:
     text = _FUNCTION.replace("BEFORE", before or "pass").replace("WEIGHT", weight)
+    if place:
+        kept = f"ctx.place = {place} if s.shape == TABLE.shape[1:] else 0\n        TABLE[ctx.place, :len(s)] = s[:33]"
+        text = text.replace("MANY = {}", "TABLE = torch.empty(1500, 33, 64)")
+        text = text.replace("ctx.place, ctx.far = number % 8, number % 200", kept)
+        text = text.replace("PLACES[ctx.place] = MANY[ctx.far] = s", "pass")
     return model("return Gated.apply(x, self.weight, self)", INIT, before=text)
 
 
@@ -157,7 +166,7 @@ def test_wrong_gradients_are_refused(
     evaluator: Evaluator, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, weight, words = ATTACKS[name]
-    attack = _candidate(before, weight)
+    attack = _candidate(before, weight, _TABLED.get(name, ""))
     found = _verdict(evaluator, root, attack)
     assert found.status is not Status.PASSED and "::backward" in found.reason, found.reason
     assert words in found.reason

@@ -1,0 +1,101 @@
+"""Values that a family makes, and weights that training makes: that they are what the family's description says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_cudaforge.evaluation.absences import LACKING
+from pytest_cudaforge.evaluation.exchanges import exchanged_mask, near_rows
+from pytest_cudaforge.evaluation.redraw import redraw
+from pytest_cudaforge.evaluation.sealing import sealed
+from pytest_cudaforge.evaluation.weights import device_of, rerandomise
+
+
+def _generator(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_rows_that_are_two_heaps() -> None:
+    found = redraw("parted", torch.randn(64, 1024), "generic", _generator())
+    upper = (found > 0).float().mean(-1)
+    assert not bool((found.abs() < 0.1).float().mean() > 0.01)  # nothing lies between them
+    assert float(upper.min()) < 0.1 and float(upper.max()) > 0.9  # each row has a share of its own
+
+
+def test_rows_that_climb() -> None:
+    found = redraw("climbing", torch.randn(96, 2048), "generic", _generator())
+    assert bool((found >= 0).all()) and bool((found.amin(-1) == 0).all())
+    rising, falling = ((found.diff(dim=-1) * side >= 0).all(-1) for side in (1, -1))
+    assert int(rising.sum()) > 16 and int(falling.sum()) > 16 and int((rising | falling).sum()) < 90
+    steps = found[rising].diff(dim=-1).amax(-1)
+    assert bool(((found.amax(-1) > 88)[rising] & (steps < 16)).any())  # exp overflows, and no step tells of it
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_mask_keeps_what_its_rows_or_its_columns_come_to(by_columns: bool) -> None:
+    mask = torch.ones(48, 64, dtype=torch.bool).tril()
+    found = exchanged_mask(mask, _generator(), by_columns=by_columns)
+    assert 2 <= int((found != mask).sum()) <= 8
+    kept, others = (0, 1) if by_columns else (1, 0)
+    assert torch.equal(found.sum(kept), mask.sum(kept)) and not torch.equal(found.sum(others), mask.sum(others))
+
+
+def test_a_mask_whose_rows_are_all_of_one_kind_is_exchanged_anywhere() -> None:
+    mask = torch.zeros(16, 8, dtype=torch.bool)
+    mask[::2] = True
+    found = exchanged_mask(mask, _generator())
+    assert int(found.sum()) == int(mask.sum()) and not torch.equal(found, mask)
+
+
+def test_half_of_the_rows_lie_beside_others() -> None:
+    rows, codes = torch.randn(400, 32), 3 * torch.randn(24, 32)
+    found = near_rows(rows.mT.contiguous().mT, [codes], _generator())
+    distances = torch.cdist(found.double(), codes.double()).amin(-1) / math.sqrt(32) / 3
+    assert 150 < int((distances < 0.02).sum()) < 250 and float(distances.min()) > 5e-5
+    assert found.stride() == (1, 400)
+
+
+def test_of_some_rows_of_probabilities_one_is_certain() -> None:
+    drawn = torch.randn(64, 8).softmax(-1)
+    drawn[:, 3] = 0.0  # where nothing may be
+    found = LACKING["shares", "certain"](drawn, _generator())
+    sure = found.amax(-1) == 1
+    assert bool(sure[0]) and 1 < int(sure.sum()) < 24
+    assert torch.equal(found[~sure], drawn[~sure]) and float(found[:, 3].max()) == 0.0
+
+
+def test_gains_fade_and_stay_what_they_are() -> None:
+    norm = nn.LayerNorm(256)
+    rerandomise(norm, 1, ("faded", "muted"), trained=True)
+    small = (norm.weight.detach().abs() < 2e-3) & (norm.weight.detach() != 0)
+    assert 4 < int(small.sum()) < 40 and bool((norm.weight.detach() >= 0).all())
+    assert 4 < int((norm.weight.detach() == 0).sum()) < 40  # both habits are worn, whichever comes first
+
+
+def test_statistics_alone_say_where_a_module_lies() -> None:
+    """Else their draws would be asked of a generator for another device."""
+    statistics = nn.BatchNorm1d(4, affine=False, device="meta")
+    assert device_of(statistics) == torch.device("meta") and device_of(nn.ReLU()) == torch.device("cpu")
+
+
+def test_sealed_weights_are_read_and_come_back() -> None:
+    layer = nn.Linear(33, 65).requires_grad_(False)
+    transposed = nn.Buffer(torch.randn(5, 7).mT)
+    weights = [*layer.parameters(), layer.weight, transposed, torch.empty(0)]
+    places, versions = [w.data_ptr() for w in weights], [w._version for w in weights]
+    x = torch.randn(4, 33)
+    expected, copy = layer(x), transposed.clone()
+    with sealed(weights):
+        assert torch.allclose(layer(x), expected) and torch.equal(transposed, copy)
+        assert transposed.stride() == (1, 7) and layer.weight.data_ptr() != places[0]
+        view = layer.weight[0]
+    assert [w.data_ptr() for w in weights] == places and [w._version for w in weights] == versions
+    assert torch.equal(view, layer.weight[0])  # who kept a view may read it, and write it
+    view.zero_()
+    with pytest.raises(ZeroDivisionError), sealed(weights):
+        raise ZeroDivisionError
+    assert [w.data_ptr() for w in weights] == places
