@@ -114,6 +114,12 @@ def _certain(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return torch.empty_like(drawn).copy_(torch.where(chosen, sure, rows).view(drawn.shape))
 
 
+def _nearly_certain(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """Of each row one has nearly all, another one as a rule than of the row before: logarithms of such."""
+    scores = torch.randn(drawn.shape, generator=generator, device=drawn.device) * _SHARP
+    return torch.empty_like(drawn).copy_(scores.log_softmax(-1))
+
+
 def skewed(drawn: Tensor, _: torch.Generator | None = None) -> Tensor:
     """As many sorted values with the same ends, ever further apart, as exponents are; the drawn ones where they are too
     few, or would no longer be different."""
@@ -143,11 +149,14 @@ LACKING: Mapping[tuple[str, str], Callable[[Tensor, torch.Generator], Tensor]] =
     ("bytes", "extremes"): _extremes,
     ("sorted", "skewed"): skewed,
     ("shares", "certain"): _certain,
+    ("logarithms", "certain"): _nearly_certain,
 }
 #: One entry, or one class, in so many is missing.
 _LACKING_SHARE = 8
 #: The share of rows with a stretch in "stretches", and the shortest such rows.
 _STRETCHED, _FEWEST_STRETCHED = 0.5, 8
+#: Standard deviation of the scores of what is nearly certain.
+_SHARP = 30.0
 #: The share of elements of "runs" that begin one.
 _RUN_BEGINS = 0.4
 #: "skewed": values from the one end lie by this exponent denser than those at the other.

@@ -41,7 +41,7 @@ from pytest_cudaforge.evaluation.exchanges import (
 from pytest_cudaforge.evaluation.expectation import Expected, Expecting
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.frames import Case, Frame
-from pytest_cudaforge.evaluation.ordinary import BY_FAR, BY_FAR_MADE, all_near, leaning_modes, plainly_wrong
+from pytest_cudaforge.evaluation.ordinary import BY_FAR, BY_FAR_MADE, STEPS, all_near, leaning_modes, plainly_wrong
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
 from pytest_cudaforge.evaluation.regions import (
     RedZones,
@@ -54,7 +54,7 @@ from pytest_cudaforge.evaluation.regions import (
 )
 from pytest_cudaforge.evaluation.structures import REDRAWN
 from pytest_cudaforge.evaluation.subject import Subject
-from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors
+from pytest_cudaforge.evaluation.usual import UsualErrors, judged_by_usual_errors, nearly
 from pytest_cudaforge.evaluation.variants import apply_variant
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import Mismatch
@@ -518,7 +518,8 @@ class Bench:
             reference = {self.subject.output_name(p): v for p, v in self._expectation(frame).reference.items()}
             case = self.frames[frame].case
             by_far = BY_FAR if case is None or case.family == "drawn" else BY_FAR_MADE
-            if wrong := plainly_wrong(found["mismatches"], names, reference, nearby, by_far):
+            beside = functools.partial(self._beside, frame)
+            if wrong := plainly_wrong(found["mismatches"], names, reference, nearby, by_far, beside):
                 return {**found, "mismatches": wrong}
         return {"mismatches": [], "error_ratio": None, "bound": None, "partial": False}
 
@@ -541,6 +542,14 @@ class Bench:
                 others, _, _ = self._expecting.reference_run(self.frames[frame])
             whole = {p: v for p, v in others.items() if isinstance(v, Tensor) and not v.is_floating_point()}
             yield {self.subject.output_name(path): value for path, value in {**outputs, **whole}.items()}
+
+    def _beside(self, frame: int) -> Iterator[Mapping[str, Any]]:
+        """What the reference gives for inputs some roundoffs away."""
+        target = self.frames[frame]
+        for seed in range(STEPS):
+            inputs = {p: nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in target.inputs.items()}
+            outputs, _, _ = self._expecting.reference_run(replace(target, inputs=inputs))
+            yield {self.subject.output_name(path): value for path, value in outputs.items()}
 
     def smudge(self, outputs: Mapping[str, Any], seed: int, count: int) -> None:
         """Invert the bits of ``count`` elements of each output where it lies: a call has to write all of them again;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from pytest_cudaforge.evaluation.decisions import (
     decided_by_rounding,
     exact,
 )
-from pytest_cudaforge.evaluation.exchanges import between, near_rows, with_values_of
+from pytest_cudaforge.evaluation.exchanges import between, near_rows, trail, with_values_of
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
 from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_values, size_of
@@ -53,6 +53,8 @@ _EDGES = 1e-3
 _EDGE_DRAWS = 4
 #: How many of a call's elements lie between neighbours of "skewed", wherever most of those are.
 _SKEWED_SHARE = 0.5
+#: How often rows that have nothing to be near to lie near each other in "near".
+_TRAILS = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
 #: How long levels are looked for between which values may lie.
@@ -207,22 +209,25 @@ class Domain:
         told = SCORING & names or (EXTREMAL & names and WEIGHING & names)
         return bool(told) and self._takes(workload, family, structures)
 
-    def _companions(
-        self, leaves: Mapping[str, Any], structures: Mapping[str, Structure]
-    ) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """Inputs of rows, and the tensors whose rows are as long: inputs behind them, and weights as they are now."""
-        rows = [path for path in leaves if structures.get(path) == "generic" and _has_rows(leaves[path])]
+    def _put_near(
+        self, leaves: dict[str, Any], structures: Mapping[str, Structure], generator: torch.Generator
+    ) -> None:
+        """Rows beside rows of weights, as they are now, or of an input behind them, as long as they are; and of half of
+        the inputs without either, one beside the one before it."""
         weights = [tensor for tensor in self.subject.state().values() if _has_rows(tensor)]
-        for place, path in enumerate(rows):
-            others = [*(leaves[other] for other in rows[place + 1 :]), *weights]
-            alike = [other for other in others if other.shape[-1] == leaves[path].shape[-1]]
-            if alike:
-                yield path, alike
+        for path in reversed(_inputs_of_rows(leaves, structures)):
+            leaf = leaves[path]
+            others = [one for one in weights if one.shape[-1] == leaf.shape[-1]]
+            if others:
+                leaves[path] = near_rows(leaf, others, generator)
+            elif bool(torch.rand((), generator=generator, device=generator.device) < _TRAILS):
+                leaves[path] = trail(leaf, generator)
+            weights.append(leaves[path])
 
     def _takes_near(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
-        """Is there anything to be near to, and are differences told?"""
+        """Are there rows, and are differences told?"""
         leaves, _ = flatten_call(*self.subject.draw(workload, 1))
-        if not SUBTRACTING & self._operators(workload) or not any(self._companions(leaves, structures)):
+        if not SUBTRACTING & self._operators(workload) or not _inputs_of_rows(leaves, structures):
             return False
         return self._takes(workload, family, structures)
 
@@ -296,8 +301,8 @@ class Domain:
     ) -> None:
         edges = self._edges(leaves) if family == "edges" else []
         redraw_leaves(leaves, structures, family, generator)
-        for path, others in self._companions(leaves, structures) if family == "near" else ():
-            leaves[path] = near_rows(leaves[path], others, generator)
+        if family == "near":
+            self._put_near(leaves, structures, generator)
         skewed = between(self._edges(leaves)) if family == "skewed" else []
         for path, leaf in leaves.items() if edges or skewed else ():
             if structures.get(path) == "generic":
@@ -495,6 +500,10 @@ class Domain:
         return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
 
 
+def _inputs_of_rows(leaves: Mapping[str, Any], structures: Mapping[str, Structure]) -> list[str]:
+    return [path for path, leaf in leaves.items() if structures.get(path) == "generic" and _has_rows(leaf)]
+
+
 def _has_rows(tensor: Any) -> bool:
     """Of real numbers that no few bits hold, and more than one long."""
     return (
@@ -515,8 +524,8 @@ def redraw_leaves(
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     if family == "certain":
         # Of several the one that is held against the others, whose logarithm may be taken, comes last as a rule.
-        shares = [path for path in leaves if structures.get(path) == "shares"]
-        structures = {path: "shares" for path in shares[-1:]}
+        shares = [path for path in leaves if structures.get(path) in ("shares", "logarithms")]
+        structures = {path: structures[path] for path in shares[-1:]}
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and structures.get(path, "drawn") != "drawn":
             leaves[path] = redraw(family, leaf, structures[path], generator, shared)

@@ -23,6 +23,7 @@ __all__ = [
     "exchanged_mask",
     "moved_values",
     "near_rows",
+    "trail",
     "unravelled",
     "with_values_of",
 ]
@@ -70,6 +71,17 @@ def near_rows(leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator
     beside = pool[places] + noise * _NEAR ** (1 + by) * pool.float().std()
     changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     return changed.copy_(torch.where(chosen < _NEAR_SHARE, beside, rows).reshape(leaf.shape))
+
+
+def trail(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    """As many rows, each next to the one before, as what is sampled densely: steps of a hundredth of the values'
+    deviation, or less."""
+    rows = leaf.reshape(-1, leaf.shape[-1]).float()
+    step = _NEAR ** (1 + torch.rand((), generator=generator, device=leaf.device)) * rows.std()
+    walked = torch.randn(rows.shape, generator=generator, device=leaf.device).mul_(step)
+    walked[0] = rows[0]
+    changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return changed.copy_(walked.cumsum(0).reshape(leaf.shape))
 
 
 def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from pytest_cudaforge.evaluation.contract import ROUNDING
 from pytest_cudaforge.evaluation.leaning import CORRECTLY_ROUNDED, LeaningMode
 from pytest_cudaforge.records import Mismatch
 
-__all__ = ["BY_FAR", "BY_FAR_MADE", "all_near", "leaning_modes", "plainly_wrong"]
+__all__ = ["BY_FAR", "BY_FAR_MADE", "STEPS", "all_near", "leaning_modes", "plainly_wrong"]
 
 #: So many roundoffs of its own and of its tensor's usual size is an answer next to another one, by the type's bytes.
 _OWN_ROUNDOFFS, _USUAL_ROUNDOFFS = {8: 64.0, 4: 64.0}, {8: 16.0, 4: 16.0}
@@ -29,6 +29,8 @@ _FEW_ROUNDOFFS = 2.0
 BY_FAR, BY_FAR_MADE = 8.0, 2.0
 #: Runs of the reference, rounded otherwise by up to so many eps in each operator, that tell where it is shaky.
 _RUNS, _MOST_EPS = 8, 4
+#: A step is of a share of an error that it explains, at least; so many runs look for some.
+_STEP, STEPS = 1 / 4, 12
 #: Kinds of mismatches that may come of a value which the reference itself rounds one way or the other.
 _ROUNDED = ROUNDING | {"integer", "nonfinite"}
 
@@ -60,9 +62,11 @@ def plainly_wrong(
     reference: Mapping[str, Any],
     nearby: Callable[[], Iterator[Mapping[str, Any]]],
     by_far: float = BY_FAR,
+    beside: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
 ) -> list[Mismatch]:
     """Those of ``mismatches`` that no other rounding explains, by errors of more than ``by_far`` times their bounds.
-    ``nearby``: what the reference gives, rounded otherwise."""
+    ``nearby``: what the reference gives, rounded otherwise; ``beside``: for inputs some roundoffs away, where one may
+    lie at a step of one of its operators."""
     found = [m for m in mismatches if m.kind not in ROUNDING or _by_far(m, by_far)]
     rounded = {m.output for m in found if m.kind in _ROUNDED}
     tensors = {path: value for path, value in reference.items() if path in rounded and isinstance(value, Tensor)}
@@ -70,12 +74,23 @@ def plainly_wrong(
     for outputs in nearby() if wrong else ():
         for path in wrong:
             wrong[path] &= _near(outputs[path], reference[path])
+    for outputs in beside() if any(bool(some.any()) for some in wrong.values()) else ():
+        for path in wrong:
+            wrong[path] &= ~_steps(outputs[path], reference[path], candidate[path])
     return [m for m in found if m.output not in wrong or bool(wrong[m.output].any())]
 
 
 def _by_far(mismatch: Mismatch, times: float) -> bool:
     ratio, bound = mismatch.error_ratio, mismatch.bound
     return ratio is not None and bound is not None and not ratio <= times * bound
+
+
+def _steps(other: Tensor, reference: Tensor, candidate: Tensor) -> Tensor:
+    """Element by element: does the reference itself move by a fair share of what the candidate is off by?"""
+    if not reference.is_floating_point() or not (other.shape == reference.shape == candidate.shape):
+        return torch.tensor(False, device=reference.device)
+    moved, off = (other - reference).abs(), (candidate - reference).abs()
+    return moved > _STEP * off
 
 
 def _near(one: Tensor, other: Tensor) -> Tensor:

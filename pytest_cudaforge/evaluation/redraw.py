@@ -80,13 +80,13 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     rows that rise or fall; leading, for those that choose, one column that is ahead of all others in most rows, as a
     router's favourite is, and parted, rows that are two heaps far apart; climbing, for those that weigh by
     exponentials, rows that rise or fall by little at a time, and far in all; near, where differences are told, rows
-    beside rows of another input, or of a weight; padded, for gradients alone, entries that are zero throughout, as
-    what fills up a batch is; deep is below what a maximum is often begun with for -inf. No draw happens to have
-    what these do: floor exact zeros where values are in [0, 1], ceiling exact ones, missing rows and columns that
-    are NaN throughout, shut rows that are -inf, or of a mask all False, stretches such rows for a part, fronts such
-    from their first element on, open such that are nowhere -inf, or all True, absent fewer classes, runs the same
-    one several times in a row, certain rows of probabilities of which one is one, extremes bytes at both ends of
-    their range alone, whose products are the largest.
+    beside rows of another input, or of a weight, or beside the row before; padded, for gradients alone, entries
+    that are zero throughout, as what fills up a batch is; deep is below what a maximum is often begun with for
+    -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1], ceiling exact ones,
+    missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all False, stretches
+    such rows for a part, fronts such from their first element on, open such that are nowhere -inf, or all True,
+    absent fewer classes, runs the same one several times in a row, certain rows of probabilities of which one is
+    one, extremes bytes at both ends of their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()
@@ -123,7 +123,9 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "deep",
             "empty",
         )
-    return ("shifted", "sparse") if {"unit", "signed"} & set(structures) else ()
+    if "signed" in structures:
+        return ("shifted", "sparse", "tails")
+    return ("shifted", "sparse") if "unit" in structures else ()
 
 
 def redraw(
@@ -173,9 +175,17 @@ def _peaked(drawn: Tensor, values: Tensor, distance: float, generator: torch.Gen
     return torch.empty_like(drawn).copy_(values)
 
 
+def _far(drawn: Tensor, values: Tensor, distance: float, generator: torch.Generator) -> Tensor:
+    """All near the end of the draw's range that is farthest from zero: what adds up, or decays, does so most there."""
+    near, far = sorted((float(drawn.min()), float(drawn.max())), key=abs)
+    values.uniform_(generator=generator).mul_((near - far) / distance).add_(far)
+    return torch.empty_like(drawn).copy_(values)
+
+
 _SIGNED: Mapping[str, Callable[[Tensor, Tensor, float, torch.Generator], Tensor]] = {
     "shifted": _level,
     "sparse": _peaked,
+    "tails": _far,
 }
 
 _UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -39,9 +39,22 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: function may draw it, as it may the others, of which however something may be missing: gaps, NaN for what was not
 #: measured, barred, -inf for what does not count, mask, which says that, classes, integers of few values, bytes, of all
 #: that they can be, pattern, a mask, or -inf beside others, that is the same in every draw, sorted values, which lie
-#: as dense as they happen to, and shares, rows that add up to one, of which hardly any has all in one place
+#: as dense as they happen to, and shares, rows that add up to one, of which hardly any has all in one place, or
+#: logarithms of such
 Structure = Literal[
-    "generic", "unit", "signed", "drawn", "gaps", "barred", "mask", "pattern", "classes", "bytes", "sorted", "shares"
+    "generic",
+    "unit",
+    "signed",
+    "drawn",
+    "gaps",
+    "barred",
+    "mask",
+    "pattern",
+    "classes",
+    "bytes",
+    "sorted",
+    "shares",
+    "logarithms",
 ]
 #: Those of which any element may have another value.
 REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
@@ -106,6 +119,8 @@ def structure_of(first: Tensor, second: Tensor) -> Structure:
         return "gaps" if bool(a.isnan().any() and b.isnan().any()) and not bool(a.isnan().all()) else "drawn"
     if _are_shares(first) and _are_shares(second):
         return "shares"
+    if _are_logarithms(first) and _are_logarithms(second):
+        return "logarithms"
     if _has_zeros(a, b, first.dtype) or _is_coded(a, first.dtype):
         return "drawn"
     if any(shows(first) and shows(second) for shows in (_ordered, _symmetric, _normed)):
@@ -219,6 +234,10 @@ def _are_shares(tensor: Tensor) -> bool:
     sums = rows.sum(dim=-1, dtype=torch.float64)
     coded = bool((rows.amax(-1) == 1).all())
     return not coded and bool((rows >= 0).all()) and bool(((sums - 1).abs() < tolerance).all())
+
+
+def _are_logarithms(tensor: Tensor) -> bool:
+    return bool((sample_of(tensor) <= 0).all()) and _are_shares(tensor.detach().float().exp())
 
 
 def looks_normal(drawn: Tensor) -> bool:

@@ -26,7 +26,7 @@ from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.leaning import LeaningMode
 from pytest_cudaforge.evaluation.precision import FEW
 
-__all__ = ["UsualErrors", "judged_by_usual_errors"]
+__all__ = ["UsualErrors", "judged_by_usual_errors", "nearly"]
 
 #: By the path of an output, what the reference is off by: (inputs, a mode that it runs under).
 Errors = Callable[[Mapping[str, Any], AbstractContextManager[Any]], Mapping[str, Tensor]]
@@ -115,7 +115,7 @@ class UsualErrors:
                 self._squares[path] = self._squares[path].add_(square) if path in self._squares else square
 
     def _run(self, seed: int, mode: AbstractContextManager[Any]) -> Mapping[str, Tensor]:
-        near = {p: _nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in self._inputs.items()}
+        near = {p: nearly(leaf, seed) if isinstance(leaf, Tensor) else leaf for p, leaf in self._inputs.items()}
         return self._errors(near, mode)
 
 
@@ -179,12 +179,13 @@ def _root_mean(squares: Sequence[float]) -> float:
     return math.sqrt(sum(known) / len(known)) if known else 0.0
 
 
-def _nearly(leaf: Tensor, seed: int) -> Tensor:
-    """Floating values a few roundoffs away; zeros stay, and so does memory's order."""
+def nearly(leaf: Tensor, seed: int) -> Tensor:
+    """Floating values a few roundoffs away, to either side; zeros stay, and so does memory's order."""
     if not leaf.is_floating_point() or leaf.itemsize == 1:
         return leaf
     generator = torch.Generator(device=leaf.device).manual_seed(seed)
-    away = torch.rand(leaf.shape, generator=generator, device=leaf.device) * (_NEARLY * torch.finfo(leaf.dtype).eps)
+    chance = torch.rand(leaf.shape, generator=generator, device=leaf.device)
+    away = (2 * chance - 1) * (_NEARLY * torch.finfo(leaf.dtype).eps)
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(
         leaf + leaf * away
     )

@@ -236,7 +236,10 @@ EXPECTED = {
     "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "rectified", *MANY[7:], *HOLLOW)),
     "stable_softmax": ({"0": "generic"}, SCORED),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
-    "nucleus": ({"0": "generic"}, (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "climbing", "deep")),
+    "nucleus": (
+        {"0": "generic"},
+        (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "climbing", "near", "deep"),
+    ),
     "leaky": ({"0": "generic"}, ZERO),
     "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "climbing", "empty")),
     # It overflows itself.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytest_cudaforge.evaluation.absences import LACKING
-from pytest_cudaforge.evaluation.exchanges import exchanged_mask, near_rows
+from pytest_cudaforge.evaluation.exchanges import exchanged_mask, near_rows, trail
 from pytest_cudaforge.evaluation.redraw import redraw
 from pytest_cudaforge.evaluation.sealing import sealed
 from pytest_cudaforge.evaluation.weights import device_of, rerandomise
@@ -59,6 +59,12 @@ def test_half_of_the_rows_lie_beside_others() -> None:
     assert found.stride() == (1, 400)
 
 
+def test_rows_beside_the_row_before() -> None:
+    found = trail(torch.randn(8, 50, 3), _generator()).view(-1, 3)
+    steps, spread = found.diff(dim=0).norm(dim=-1), float(found.std())
+    assert float(steps.max()) < 0.1 and float(steps.min()) > 0 and spread < 1
+
+
 def test_of_some_rows_of_probabilities_one_is_certain() -> None:
     drawn = torch.randn(64, 8).softmax(-1)
     drawn[:, 3] = 0.0  # where nothing may be
@@ -66,6 +72,12 @@ def test_of_some_rows_of_probabilities_one_is_certain() -> None:
     sure = found.amax(-1) == 1
     assert bool(sure[0]) and 1 < int(sure.sum()) < 24
     assert torch.equal(found[~sure], drawn[~sure]) and float(found[:, 3].max()) == 0.0
+
+
+def test_logarithms_of_probabilities_stay_some() -> None:
+    drawn = (3 * torch.randn(64, 8)).log_softmax(-1)
+    found = LACKING["logarithms", "certain"](drawn, _generator())
+    assert torch.allclose(found.exp().sum(-1), torch.ones(64)) and float(found.amax(-1).exp().median()) > 0.999
 
 
 def test_gains_fade_and_stay_what_they_are() -> None:

@@ -33,6 +33,7 @@ def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
         (lambda: torch.randn(32, 32).bfloat16(), "generic"),
         (lambda: torch.rand(32, 32), "unit"),
         (lambda: torch.softmax(torch.randn(32, 32), -1), "shares"),
+        (lambda: torch.log_softmax(3 * torch.randn(32, 32), -1), "logarithms"),
         (lambda: torch.randn(32, 32).tril(), "drawn"),
         (lambda: torch.randn(32, 32).sort(-1).values, "drawn"),
         (lambda: torch.randn(32, 32).abs() * 3, "signed"),
@@ -488,7 +489,8 @@ def test_one_row_stands_out_from_rows_that_are_nearly_alike_and_is_the_same_in_a
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
         shapes = (5, 1, 32), (5, 64, 32), (5, 64, 32)
-        query, keys, values = (redraw("sinks", torch.randn(shape), "generic", generator, seed) for shape in shapes)
+        drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+        query, keys, values = (redraw("sinks", one, "generic", generator, seed) for one in drawn)
         far = [(rows - rows.median(-2, keepdim=True).values).norm(dim=-1).argmax(-1) for rows in (keys, values)]
         assert len({*far[0].tolist(), *far[1].tolist()}) == 1
         others = keys[:, [place for place in range(64) if place != int(far[0][0])]]
