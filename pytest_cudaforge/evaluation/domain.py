@@ -53,8 +53,6 @@ _EDGES = 1e-3
 _EDGE_DRAWS = 4
 #: How many of a call's elements lie between neighbours of "skewed", wherever most of those are.
 _SKEWED_SHARE = 0.5
-#: How often rows that have nothing to be near to lie near each other in "near".
-_TRAILS = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
 #: How long levels are looked for between which values may lie.
@@ -212,16 +210,13 @@ class Domain:
     def _put_near(
         self, leaves: dict[str, Any], structures: Mapping[str, Structure], generator: torch.Generator
     ) -> None:
-        """Rows beside rows of weights, as they are now, or of an input behind them, as long as they are; and of half of
-        the inputs without either, one beside the one before it."""
+        """Rows beside rows of weights, as they are now, or of an input behind them, as long as they are; of an
+        input without either, each beside the one before it."""
         weights = [tensor for tensor in self.subject.state().values() if _has_rows(tensor)]
         for path in reversed(_inputs_of_rows(leaves, structures)):
             leaf = leaves[path]
             others = [one for one in weights if one.shape[-1] == leaf.shape[-1]]
-            if others:
-                leaves[path] = near_rows(leaf, others, generator)
-            elif bool(torch.rand((), generator=generator, device=generator.device) < _TRAILS):
-                leaves[path] = trail(leaf, generator)
+            leaves[path] = near_rows(leaf, others, generator) if others else trail(leaf, generator)
             weights.append(leaves[path])
 
     def _takes_near(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:

@@ -74,11 +74,11 @@ def near_rows(leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator
 
 
 def trail(leaf: Tensor, generator: torch.Generator) -> Tensor:
-    """As many rows, each next to the one before, as what is sampled densely: steps of a hundredth of the values'
+    """As many rows, each next to the one before, as what is sampled densely is: by a hundredth of the values'
     deviation, or less."""
     rows = leaf.reshape(-1, leaf.shape[-1]).float()
-    step = _NEAR ** (1 + torch.rand((), generator=generator, device=leaf.device)) * rows.std()
-    walked = torch.randn(rows.shape, generator=generator, device=leaf.device).mul_(step)
+    by = torch.rand((len(rows), 1), generator=generator, device=leaf.device)
+    walked = torch.randn(rows.shape, generator=generator, device=leaf.device).mul_(_NEAR ** (1 + by) * rows.std())
     walked[0] = rows[0]
     changed = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     return changed.copy_(walked.cumsum(0).reshape(leaf.shape))

@@ -117,11 +117,14 @@ def _some(count: int, share: float, generator: torch.Generator, device: torch.de
 
 def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, trained: bool) -> None:
     old = parameter.detach().float()
-    low, spread = float(old.min()), float(old.std()) if old.numel() > 1 else 0.0
+    zeros = old == 0
+    # What lies beside exact zeros, which stay, says by itself what it is like: a diagonal is positive, or it is not.
+    told = old[~zeros] if bool(zeros.any()) and not bool(zeros.all()) else old
+    low, spread = float(told.min()), float(told.std()) if told.numel() > 1 else 0.0
     noise = torch.empty_like(old).normal_(generator=generator)
     if low > 0:
         grown = trained and spread == 0 and low < _SMALL_GAIN
-        new = (_GROWN_GAIN if grown else old.mean()) * torch.exp(0.25 * noise)
+        new = (_GROWN_GAIN if grown else told.mean()) * torch.exp(0.25 * noise)
         if trained and old.numel() >= _FEWEST_OUTLIERS:
             new = torch.where(
                 _some(old.numel(), _OUTLIERS, generator, old.device).reshape(old.shape), _OUTLYING * new, new
@@ -130,12 +133,11 @@ def _rerandomise_parameter(parameter: Tensor, generator: torch.Generator, traine
         if trained and old.dim() > 1 and old.numel() >= _FEWEST_WEIGHTS:
             chance = torch.empty_like(old).uniform_(generator=generator)
             noise = torch.where(chance < _OUTLIERS, _OUTLYING * noise, noise)
-        new = old.mean() + spread * noise
+        new = told.mean() + spread * noise
     else:
         fan_in = max(1, old.numel() // max(1, old.shape[0])) if old.dim() > 1 else 100
-        new = float(old.mean()) + noise / math.sqrt(fan_in)
-    zeros = old == 0
-    if bool(zeros.any()) and not bool(zeros.all()):
+        new = float(told.mean()) + noise / math.sqrt(fan_in)
+    if told is not old:
         new = new.masked_fill(zeros, 0.0)
     with torch.no_grad():
         parameter.copy_(new)
