@@ -79,6 +79,18 @@ def test_what_the_reference_may_round_either_way_is_not_wrong() -> None:
     assert plainly_wrong(told, {"out": both}, {"out": x}, _otherwise(x, other)) == told
 
 
+def test_a_step_that_the_reference_has_beside_an_input_is_not_wrong() -> None:
+    """Whether a place lies left or right of a pixel's middle, for one: no sum tells of it."""
+    x, other = torch.ones(8), torch.ones(8)
+    other[3] = 2.0
+    told, never = [_told("values", 400.0)], _otherwise()
+    stepped, moved, elsewhere = x.clone(), x + 1e-3, x.clone()
+    stepped[3], elsewhere[4] = 1.9, 2.0
+    assert plainly_wrong(told, {"out": other}, {"out": x}, never, beside=_otherwise(x, stepped)) == []
+    for beside in (x, moved, elsewhere):
+        assert plainly_wrong(told, {"out": other}, {"out": x}, never, beside=_otherwise(beside)) == told
+
+
 def test_nothing_explains_what_was_written_elsewhere() -> None:
     x = torch.ones(3)
     told = [_told("mutation", output="input 0"), _told("redzone")]
