@@ -38,6 +38,8 @@ _NUDGE = 1e-5
 _EXCHANGED_INTEGERS = 16
 #: How far rows are from others' in "near", for their deviation, at most; the square of that at least. How many are.
 _NEAR, _NEAR_SHARE = 0.01, 1 / 2
+#: So many rows of each tensor, from the first on, have others beside them.
+_MOST_NEAR = 1 << 16
 #: How many of the elements of "edges" are another tensor's.
 _EDGES_SHARE = 1 / 16
 
@@ -64,7 +66,8 @@ def with_values_of(
 def near_rows(leaf: Tensor, others: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     """``leaf`` with half of its rows beside rows of ``others``, which are as long: by a hundredth of those, or less."""
     rows = leaf.reshape(-1, leaf.shape[-1])
-    pool = torch.cat([other.detach().reshape(-1, other.shape[-1]).to(leaf.dtype) for other in others])
+    tables = [other.detach().reshape(-1, other.shape[-1]) for other in others]
+    pool = torch.cat([table[:_MOST_NEAR].to(leaf.dtype) for table in tables])
     places = torch.randint(len(pool), (len(rows),), generator=generator, device=leaf.device)
     by, chosen = torch.rand((2, len(rows), 1), generator=generator, device=leaf.device)
     noise = torch.randn(rows.shape, generator=generator, device=leaf.device)

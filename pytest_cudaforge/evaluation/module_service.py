@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import gc
+import itertools
 import json
 import math
 import sys
@@ -107,6 +108,8 @@ _MEMORY_SHARE = 0.6
 _IDLE_LOOKS, _IDLE_S, _IDLE_NS = 5, 0.01, 300_000
 #: How long calls on copies of the inputs go on.
 _FRESH_NS = 400_000_000
+#: A call has so much memory more for weights in another place.
+_MOST_SEALED_BYTES = 1 << 29
 #: Before anybody can change them.
 _sleep, _clock = time.sleep, time.perf_counter_ns
 #: Some 5 ms: longer than host code takes from forward's first line to its last launch.
@@ -501,10 +504,12 @@ class _Service:
         return json.dumps(leaves)
 
     def _sealed(self, bound: Bound) -> contextlib.AbstractContextManager[None]:
-        """With weights that nobody can write, but for those that the reference writes."""
+        """With weights that nobody can write, but for those that the reference writes, or that are gigabytes."""
         written = {self._instances.state.get(path) for path in self._recipe.written}
         weights = [tensor for _, _, tensor in self._matched(bound)]
-        return sealed(tensor for tensor in weights if not any(tensor is other for other in written))
+        own = [tensor for tensor in weights if not any(tensor is other for other in written)]
+        sizes = itertools.accumulate(tensor.nbytes for tensor in own)
+        return sealed(tensor for tensor, size in zip(own, sizes, strict=True) if size <= _MOST_SEALED_BYTES)
 
     def _begin_in_inference_mode(self, bound: Bound) -> None:
         """Forward alone, before it is trained: no gradient can be asked for there."""

@@ -123,7 +123,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "deep",
             "empty",
         )
-    if "signed" in structures:
+    if {"signed", "logarithms"} & set(structures):
         return ("shifted", "sparse", "tails")
     return ("shifted", "sparse") if "unit" in structures else ()
 
@@ -136,15 +136,15 @@ def redraw(
     The scale is the draw's own standard deviation. ``large`` and ``shifted`` are smaller for half types, whose range
     and precision are. ``shared``: a seed for what several inputs of a call have in common.
     """
-    if structure not in REDRAWN:
-        lacks = LACKING.get((structure, family))
+    lacks = LACKING.get((structure, family))
+    if lacks is not None or structure not in REDRAWN:
         return drawn if lacks is None else lacks(drawn, generator)
     if drawn.is_complex():
         parts = redraw(family, torch.view_as_real(drawn.resolve_conj()), structure, generator, shared)
         return torch.empty_like(drawn).copy_(torch.view_as_complex(parts.contiguous()))
     spread = _SPREAD[drawn.dtype in LOW_PRECISION]
     values = torch.empty(drawn.shape, dtype=torch.float32, device=drawn.device)
-    if structure == "signed":
+    if structure in ("signed", "logarithms"):
         return _SIGNED[family](drawn, values, spread[1], generator) if family in _SIGNED else drawn
     if structure == "unit":
         values.uniform_(generator=generator)

@@ -57,7 +57,7 @@ Structure = Literal[
     "logarithms",
 ]
 #: Those of which any element may have another value.
-REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed"})
+REDRAWN: frozenset[Structure] = frozenset({"generic", "unit", "signed", "logarithms"})
 
 _SAMPLE = 1 << 21
 #: Integers of so few elements may be sizes, lengths or choices.
