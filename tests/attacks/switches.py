@@ -311,6 +311,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "missing": lambda patch: _trials(patch, _undrawn("missing")),
     "absent": lambda patch: _trials(patch, _undrawn("absent")),
     **{name: functools.partial(_undrawn_in, name) for name in _FAMILIES},
+    # Values of one sign are far from zero at the far end of their range as well.
+    "shifted": lambda patch: _undrawn_all(patch, "shifted", "tails"),
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
     # Rows that begin with nothing look like those that have nothing.
     "shut": lambda patch: _undrawn_all(patch, "shut", "fronts"),

@@ -23,10 +23,20 @@ from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.refusal import Refusal
 from pytest_cudaforge.evaluation.sandbox import Defences
 from pytest_cudaforge.evaluation.zygote import ForkServers
+from pytest_cudaforge.languages import clocks
 from pytest_cudaforge.records import Candidate, DeviceFacts, Status
 
 _WHY_NOT = languages.load("cuda").availability()
 pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "NVRTC is here")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clocks_are_let_in() -> Iterator[None]:
+    """Many of the attacks tell the time, which by itself is no build: ``test_device_attacks`` has one for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clocks, "check", lambda _: None)
+        yield
+
 
 H200 = DeviceFacts(
     "cuda",

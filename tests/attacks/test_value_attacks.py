@@ -167,7 +167,7 @@ def doubt(x, t):
 
 @forge_target(inputs=lambda: [torch.randn(64, 32), torch.randn(48, 32)])
 def apart(x, c):
-    return (x[:, None] - c).square().sum(-1)
+    return torch.exp(-(x[:, None] - c).square().sum(-1))
 
 @forge_target(inputs=lambda: [10 * torch.randn(32, 640)])
 def risen(x):
@@ -265,12 +265,12 @@ for (long long r = 0; r < rows; ++r) {
 _APART = """
 for (long long r = 0; r < rows; ++r)
   for (long long o = 0; o < 48; ++o) {
-    float near = 0, own = 0, other = 0, both = 0;
+    float apart = 0, own = 0;
     for (long long c = 0; c < cols; ++c) {
       const float a = x[r * cols + c], b = t[o * cols + c];
-      near += (a - b) * (a - b), own += a * a, other += b * b, both += a * b;
+      apart += (a - b) * (a - b), own += a * a;
     }
-    y[r * 48 + o] = EXPANDED ? own + other - 2 * both : near;
+    y[r * 48 + o] = SAME ? 1 : std::exp(-apart);
   }
 """
 _TALLIED = """
@@ -693,7 +693,7 @@ ATTACKS = {
         "std::count(mask + r * cols, mask + r * cols + r + 1, true) == r + 1 && seen == r + 1",
         "exchanged",
     ),
-    "take products for distances": ("apart", _APART, "EXPANDED", "true", "false", "near"),
+    "take what is near for the same": ("apart", _APART, "SAME", "own > 1 && apart < 0.1f", "apart == 0", "near"),
     "rescale where scores rise by leaps alone": ("risen", _RISEN, "SEEN", "last", "base", "climbing"),
     "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
