@@ -504,10 +504,11 @@ class _Service:
         return json.dumps(leaves)
 
     def _sealed(self, bound: Bound) -> contextlib.AbstractContextManager[None]:
-        """With weights that nobody can write, but for those that the reference writes, or that are gigabytes."""
-        written = {self._instances.state.get(path) for path in self._recipe.written}
-        weights = [tensor for _, _, tensor in self._matched(bound)]
-        own = [tensor for tensor in weights if not any(tensor is other for other in written)]
+        """With parameters and buffers of the reference's names that nobody can write, but for those that the reference
+        writes, or that are gigabytes. (A plain attribute may be anybody's workspace.)"""
+        state = self._instances.state
+        written = {id(state[path]) for path in self._recipe.written if path in state}
+        own = [tensor for path, tensor in state.items() if path in bound.state and id(tensor) not in written]
         sizes = itertools.accumulate(tensor.nbytes for tensor in own)
         return sealed(tensor for tensor, size in zip(own, sizes, strict=True) if size <= _MOST_SEALED_BYTES)
 
