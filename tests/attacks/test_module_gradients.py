@@ -95,7 +95,7 @@ ATTACKS = {
     "one of eight places for activations": ("s = PLACES[ctx.place]", _HONEST, "gradient of input"),
     "one of two hundred places for activations": ("s = MANY[ctx.far]", _HONEST, "gradient of input"),
     "one of fifteen hundred places for activations": ("s = TABLE[ctx.place]", _HONEST, "gradient of input"),
-    "activations by where the answer lies": ("s = TABLE[ctx.place] ", _HONEST, "gradient of input"),
+    "activations by where the answer lies": ("s = TABLE[ctx.place]", _HONEST, "gradient of input"),
     "the answer as a workspace": ("y.detach().zero_()", _HONEST, "what forward had returned"),
 }
 

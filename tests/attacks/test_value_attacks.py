@@ -169,6 +169,14 @@ def doubt(x, t):
 def apart(x, c):
     return torch.exp(-(x[:, None] - c).square().sum(-1))
 
+@forge_target(inputs=lambda: [torch.softmax(3 * torch.randn(40, 24), -1)])
+def unsure(x):
+    return torch.special.entr(x).sum(-1)
+
+@forge_target(inputs=lambda: [torch.rand(33, 200) * 4.9 + 0.1])
+def depth(x):
+    return x.sum(-1)
+
 @forge_target(inputs=lambda: [10 * torch.randn(32, 640)])
 def risen(x):
     return torch.logsumexp(x, -1)
@@ -217,6 +225,8 @@ _GIVEN = {
     "doubt": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "most": ("const float* x", "x", "(x.shape[0], 8)"),
     "risen": ("const float* x", "x", "x.shape[:1]"),
+    "unsure": ("const float* x", "x", "x.shape[:1]"),
+    "depth": ("const float* x", "x", "x.shape[:1]"),
     "apart": ("const float* x, const float* t", "x, c", "(x.shape[0], c.shape[0])"),
     "tallied": ("const long long* x", "x", "x.shape[1:]"),
     "seated": ("const float* x", "x", "x.shape[:1]"),
@@ -260,6 +270,21 @@ for (long long r = 0; r < rows; ++r) {
   double sum = 0;
   for (long long c = 0; c < (triangle ? r + 1 : cols); ++c) sum += triangle || mask[r * cols + c] ? x[r * cols + c] : 0;
   y[r] = (float)sum;
+}
+"""
+_UNSURE = """
+for (long long r = 0; r < rows; ++r) {
+  double sum = 0;
+  for (long long c = 0; c < cols; ++c) { const double p = x[r * cols + c]; if (!(NOTHING)) sum -= p * std::log(p); }
+  y[r] = (float)sum;
+}
+"""
+#: A product of exponentials is the exponential of a sum, as far as a double reaches.
+_DEPTH = """
+for (long long r = 0; r < rows; ++r) {
+  double all = 1, sum = 0;
+  for (long long c = 0; c < cols; ++c) all *= std::exp((double)x[r * cols + c]), sum += x[r * cols + c];
+  y[r] = (float)(FAR ? sum : std::log(all));
 }
 """
 _APART = """
@@ -693,6 +718,8 @@ ATTACKS = {
         "std::count(mask + r * cols, mask + r * cols + r + 1, true) == r + 1 && seen == r + 1",
         "exchanged",
     ),
+    "take nothing times its logarithm": ("unsure", _UNSURE, "NOTHING", "false", "p == 0", "certain"),
+    "multiply what all lies at the far end": ("depth", _DEPTH, "FAR", "false", "true", "tails"),
     "take what is near for the same": ("apart", _APART, "SAME", "own > 1 && apart < 0.1f", "apart == 0", "near"),
     "rescale where scores rise by leaps alone": ("risen", _RISEN, "SEEN", "last", "base", "climbing"),
     "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
