@@ -70,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("evaluate", help="build, verify and time one candidate")
     _add_candidate(evaluate, "write the verdict as JSON; - for stdout")
-    evaluate.add_argument("--sanitize", action="store_true", help="CUDA plans: run compute-sanitizer, as for winners")
+    evaluate.add_argument(
+        "--sanitize",
+        action=argparse.BooleanOptionalAction,
+        help="CUDA plans: run compute-sanitizer, as for winners (default: where it is installed)",
+    )
     evaluate.add_argument("--blocks", action="store_true", help="keep every timed block in the JSON")
     evaluate.set_defaults(run=_evaluate)
 

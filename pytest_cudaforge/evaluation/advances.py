@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,15 @@ from pytest_cudaforge.evaluation.domain import WHOLE
 from pytest_cudaforge.evaluation.expectation import Expecting
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.frames import Case, Frame
+from pytest_cudaforge.evaluation.teams import one_thread
 
 __all__ = ["Advances"]
 
 #: Values of the calls before a later one; how long these may take, where there are enough of them and where not; how
 #: many times as large what they write may be.
 _HISTORY, _HISTORY_S, _FEWEST, _GROWN = 4, (0.8, 2.0), 700, 1e3
+#: A call on so many elements takes no team of threads.
+_FEW_ELEMENTS = 1 << 18
 
 
 class Advances:
@@ -89,17 +93,18 @@ class Advances:
             cases = [replace(case, seed=case.seed ^ (1 + number), family="drawn") for number in range(_HISTORY)]
             history = [self._draw(other) for other in cases]
         began = time.monotonic()
-        for number in range(1, case.advanced):
-            inputs, tree = history[number % len(history)]
-            try:
-                left = self._run_on({**inputs, **left}, tree)
-            except TargetError as error:
-                if is_fatal(error):
-                    raise
-                return None
-            # On busy cores calls look slow: the fewest are made where they do not take very long.
-            if time.monotonic() - began > _HISTORY_S[number < _FEWEST]:
-                return None if alike else left
+        with _one_thread_for(frame.inputs):
+            for number in range(1, case.advanced):
+                inputs, tree = history[number % len(history)]
+                try:
+                    left = self._run_on({**inputs, **left}, tree)
+                except TargetError as error:
+                    if is_fatal(error):
+                        raise
+                    return None
+                # On busy cores calls look slow: the fewest are made where they do not take very long.
+                if time.monotonic() - began > _HISTORY_S[number < _FEWEST]:
+                    return None if alike else left
         return left
 
     def _run_on(self, inputs: Mapping[str, Any], tree: Any) -> dict[str, Any]:
@@ -113,6 +118,12 @@ class Advances:
     def _written_state(self) -> dict[str, Tensor]:
         mutates = self.subject.mutates(self.workload)
         return {path: t.clone() for path, t in self.subject.state().items() if f"state/{path}" in mutates}
+
+
+def _one_thread_for(inputs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Of many small calls each would wait for a team of threads, beside other processes for long."""
+    elements = sum(value.numel() for value in inputs.values() if isinstance(value, Tensor))
+    return one_thread() if elements <= _FEW_ELEMENTS else nullcontext()
 
 
 def _size_of(tensor: Tensor) -> float:

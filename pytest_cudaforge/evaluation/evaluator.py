@@ -341,14 +341,15 @@ class Evaluator:
         timing: bool = True,
         fresh: bool = False,
         incumbent: Candidate | None = None,
-        sanitize: bool = False,
+        sanitize: bool | None = False,
         workloads: Sequence[str] | None = None,
         guard: Guard | None = None,
     ) -> Evaluation:
         """Build, verify and time one candidate. A failed candidate is an Evaluation; a bad situation raises.
 
         ``fresh``: build from source in a fresh sandbox, past the build cache (the winner's final verdict); CUDA plans
-        then pass compute-sanitizer, too. ``sanitize``: let them pass it in any case.
+        then pass compute-sanitizer, too. ``sanitize``: let them pass it in any case; None: and say nothing where
+        it looks at no such candidate.
         ``incumbent``: a candidate that passed before, timed in the same sitting (``Timing.vs_incumbent``): two ratios
         to baselines from two sittings compare worse than one ratio from one.
         ``workloads``: names, None: all; ConfigError for one that the target does not have. ``guard``: where the
@@ -360,7 +361,7 @@ class Evaluator:
         def attempted() -> tuple[Attempt, Status, str]:
             attempt = Attempt(self, candidate, target, facts, fresh)
             attempt.workloads, attempt.guard = tuple(chosen(facts, workloads)), guard
-            attempt.sanitize, attempt.sanitize_asked = fresh or sanitize, sanitize
+            attempt.sanitize, attempt.sanitize_asked = fresh or sanitize is not False, bool(sanitize)
             if timing and incumbent is not None:
                 attempt.incumbent = Attempt(self, incumbent, target, facts, fresh=False)
             return attempt, *self._verdict(attempt, timing)

@@ -73,6 +73,9 @@ _APART = 5.0
 _CLIMBS, _CLIMB = (60.0, 300.0), 8.0
 #: By so many deviations one place of each row is ahead in "leading".
 _AHEAD = 3.0
+#: "biased": so many deviations entries lie to either side at most: there gates are neither open nor shut, and what is
+#: left of the one that is open the longest does not hide what goes wrong in others.
+_BIASED = (1.5, 3.5)
 #: "sinks": how far from each other rows lie, and the one of them that stands out from all, at least and at most.
 _BESIDE_EACH_OTHER, _STANDING_OUT = 0.05, (3.0, 24.0)
 
@@ -161,6 +164,20 @@ def _climbing(draw: Draw) -> Tensor:
     reach = (math.log(_CLIMBS[0]) + chance * math.log(_CLIMBS[1] / _CLIMBS[0])).exp()
     most = values.amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
     return values.mul_(torch.where(side < 1 / 2, reach / most, 1 + chance * (_CLIMB - 1)))
+
+
+def _biased(draw: Draw) -> Tensor:
+    """What lies along one dimension, the last but one as a rule, or along the last two, has a level of its own by some
+    deviations from zero, as channels behind a bias have: gates that are nearly open, and stay so for a whole sequence.
+    "levels" lie further apart, and rows as a whole on them."""
+    values = draw.values
+    dims, chance = values.dim(), int(torch.randint(8 * 12, (), generator=draw.common, device=draw.common.device))
+    usual, other = max(0, dims - 2), chance // 8 % max(1, dims)
+    along = {usual if chance % 8 else other, *([dims - 1] if dims >= 4 and chance // 8 % 2 else [])}
+    shape = [1 if dim in along else size for dim, size in enumerate(values.shape)]
+    far = torch.empty((), device=draw.common.device).uniform_(*_BIASED, generator=draw.common)
+    level = torch.empty(shape, device=values.device).uniform_(-1.0, 1.0, generator=draw.generator)
+    return values.add_(level.mul_(float(far) * draw.scale))
 
 
 def _sinks(draw: Draw) -> Tensor:
@@ -447,6 +464,7 @@ _DRAWN: Mapping[str, Callable[[Draw], Tensor]] = {"uniform": _uniform, "integer"
 #: Families by what becomes of normal numbers of the draw's deviation.
 _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "alike": lambda draw: _alike(draw.values, draw.generator, draw.common),
+    "biased": _biased,
     "bumped": lambda draw: _spiked(draw.values, draw.scale, _BUMP, draw.generator),
     "combed": _combed,
     "calm": lambda draw: draw.values.mul_(CALM),

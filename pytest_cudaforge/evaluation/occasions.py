@@ -42,6 +42,8 @@ _MOST_AHEAD = 20.0
 _MOST_ELEMENTS, _MOST_PAIRS, _MOST_DECISIONS = 1 << 16, 1 << 20, 64
 #: What operators tell of floating numbers whatever was rounded.
 _SURE = frozenset(["isinf", "isnan", "isposinf", "isneginf"])
+#: Labels that are drawn from all classes come to so much of the last one, as a rule.
+_REACHED = 2.0
 #: What most draws show anyway is no occasion; so many draws of one are kept.
 _USUAL, _MOST_KEPT = 0.25, 64
 
@@ -106,7 +108,8 @@ def agreeing(leaves: Mapping[str, Any], generator: torch.Generator, free: Collec
     for name, scores in leaves.items():
         if isinstance(scores, Tensor) and scores.is_floating_point():
             for dim in _class_dims(scores, labels):
-                likely = readable(scores.detach()).argmax(dim)
+                low, high = int(labels[labels >= 0].min()), int(labels.max())
+                likely = low + readable(scores.detach()).narrow(dim, low, 1 + high - low).argmax(dim)
                 chosen = (torch.rand(labels.shape, generator=generator, device=labels.device) < 0.5) & (labels >= 0)
                 found = {path: torch.where(chosen, likely.to(labels.dtype), labels) for path in whole}
                 if name in free:
@@ -124,10 +127,11 @@ def _raised(scores: Tensor, dim: int, places: Tensor, by: Tensor) -> Tensor:
 
 
 def _class_dims(scores: Tensor, labels: Tensor) -> Iterator[int]:
-    """Dimensions of ``scores`` into which ``labels`` may point: one for each of all others."""
+    """Dimensions of ``scores`` into which ``labels`` may point: one for each of all others. What is as long by far as
+    any label reaches is a row of features, and the labels are groups of rows."""
     for dim in range(scores.dim()):
         others = (*scores.shape[:dim], *scores.shape[dim + 1 :])
-        if others == labels.shape and 0 < int(labels.max()) < scores.shape[dim]:
+        if others == labels.shape and scores.shape[dim] / _REACHED <= 1 + int(labels.max()) <= scores.shape[dim] != 1:
             yield dim
 
 

@@ -434,9 +434,10 @@ class OracleClient:
     def variants_near(
         self, target: Target, workload: str, marks: Sequence[int]
     ) -> tuple[tuple[str, WorkloadFacts], ...]:
-        """Some probes with sizes next to numbers that a candidate names; drawn anew each time."""
+        """Some probes with sizes next to numbers that a candidate names, and multiples of those that the target does;
+        drawn anew each time."""
         deadly = self._deadly.setdefault((target.key, workload), _Deadly())
-        if not marks or deadly.near:
+        if deadly.near:
             return ()
         try:
             found = self.request("landmarks", target=to_json(target), workload=workload, marks=list(marks))

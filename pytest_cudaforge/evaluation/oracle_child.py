@@ -38,6 +38,7 @@ from pytest_cudaforge.evaluation.importing import options_asked
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
 from pytest_cudaforge.evaluation.oracle import FATAL_FAMILY, FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM
+from pytest_cudaforge.evaluation.rare import named_integers
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.room import share_bytes, within
 from pytest_cudaforge.evaluation.rotation import Rotation
@@ -55,6 +56,7 @@ from pytest_cudaforge.evaluation.variants import (
     kind_of,
     landmark_names,
     mixed_names,
+    multiple_names,
     neighbour_names,
     order_names,
     parted_names,
@@ -254,10 +256,12 @@ class _Oracle:
         return found
 
     def do_landmarks(self, target: Any, workload: str, marks: list[int]) -> Any:
-        """As variants, with sizes next to ``marks``, as many as the reference comes to in a while."""
+        """As variants, with sizes that are multiples of a number that the target knows by name, or next to ``marks``,
+        as many as the reference comes to in a while."""
         subject, found = self.subject(target), list[Any]()
         most, until = _MOST_BY_LANDMARKS[torch.device(self.device).type], time.monotonic() + _LANDMARKS_S
-        for name in landmark_names(*subject.draw(workload, 0), marks, most):
+        call, named = subject.draw(workload, 0), named_integers(subject.module, subject.code)
+        for name in [*multiple_names(*call, named, most), *landmark_names(*call, marks, most)]:
             if time.monotonic() < until and self._is_soon(subject, workload, name):
                 found += self._variants(subject, workload, [name])
         return found

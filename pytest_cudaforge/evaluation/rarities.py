@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -41,6 +40,7 @@ from pytest_cudaforge.evaluation.rare import (
     sizes_near,
 )
 from pytest_cudaforge.evaluation.structures import INTEGERS
+from pytest_cudaforge.evaluation.teams import one_thread
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Rarities:
             named = named_integers(self.subject.module, self.subject.code)
             rare, extremes = rarities_of(wholes, named, sizes_near(first)), extremes_of(wholes)
             draws = rare_draws_of(drawn, named) if rare is None else {}
-            with _one_thread():
+            with one_thread():
                 draws |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
             agree = bool(agreeing(first, torch.Generator(device=self.subject.device).manual_seed(1)))
             self._found[workload] = _Found(rare, extremes, identifiers_of(wholes), draws, agree)
@@ -201,17 +201,6 @@ def _whole(leaves: Mapping[str, Any]) -> dict[str, Tensor]:
     whole = {path: leaf.detach() for path, leaf in tensors.items() if leaf.dtype in (*INTEGERS, torch.bool)}
     few = sum(leaf.numel() for leaf in whole.values()) <= _MOST_NUMBERS
     return {path: leaf.cpu() for path, leaf in whole.items()} if few else whole
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Many small calls: a team of threads would wait for each of them beside other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _take_over(leaves: dict[str, Any], others: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ FAMILIES = (
         "bumped",
         "combed",
         "levels",
+        "biased",
         "ordered",
         "leading",
         "parted",
@@ -76,17 +77,18 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     row takes it for empty; spiked has one element of each row further out than the others, by little or by much,
     wherever it lies, bumped by little alone, since answers to the far ones hide much; combed has large ones at equal
     distances; in levels rows, or whatever else slices are, lie far from zero each at a place of its own: who takes all
-    relative to the first one's mean loses the others' digits; ordered, for references that order or search, has
-    rows that rise or fall; leading, for those that choose, one column that is ahead of all others in most rows, as a
-    router's favourite is, and parted, rows that are two heaps far apart; climbing, for those that weigh by
-    exponentials, rows that rise or fall by little at a time, and far in all; near, where differences are told, rows
-    beside rows of another input, or of a weight, or beside the row before; padded, for gradients alone, entries
-    that are zero throughout, as what fills up a batch is; deep is below what a maximum is often begun with for
-    -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1], ceiling exact ones,
-    missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all False, stretches
-    such rows for a part, fronts such from their first element on, open such that are nowhere -inf, or all True,
-    absent fewer classes, runs the same one several times in a row, certain rows of probabilities of which one is
-    one, extremes bytes at both ends of their range alone, whose products are the largest.
+    relative to the first one's mean loses the others' digits; in biased channels, or whatever else there is, lie by
+    little to one side of zero, each at a place of its own, as behind a bias: gates that stay nearly open; ordered, for
+    references that order or search, has rows that rise or fall; leading, for those that choose, one column that is
+    ahead of all others in most rows, as a router's favourite is, and parted, rows that are two heaps far apart;
+    climbing, for those that weigh by exponentials, rows that rise or fall by little at a time, and far in all; near,
+    where differences are told, rows beside rows of another input, or of a weight, or beside the row before; padded, for
+    gradients alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is
+    often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
+    ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
+    False, stretches such rows for a part, fronts such from their first element on, open such that are nowhere -inf, or
+    all True, absent fewer classes, runs the same one several times in a row, certain rows of probabilities of which one
+    is one, extremes bytes at both ends of their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in LACKING if structure in structures))
     unit = ("floor", "ceiling") if "unit" in structures else ()
@@ -115,6 +117,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "ties",
             "alike",
             "levels",
+            "biased",
             "ordered",
             "leading",
             "parted",

@@ -49,6 +49,7 @@ __all__ = [
     "kind_of",
     "landmark_names",
     "mixed_names",
+    "multiple_names",
     "neighbour_names",
     "order_names",
     "parted_names",
@@ -118,6 +119,8 @@ _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
 _WORDS, _USUAL = (32_000, 50_257, 50_304, 128_000, 128_256, 151_936), (1.5 * 2**24, 2.9 * 2**24)
 #: So many calls have a size next to a number that a candidate names.
 _MOST_LANDMARKS = 18
+#: Factors of sizes, how many of them, how often they are doubled, and how many of these sizes are tried.
+_LEAST_FACTOR, _MOST_FACTOR, _MOST_FACTORS, _DOUBLED, _MULTIPLES, _MOST_MULTIPLES = 3, 64, 4, 6, 3, 6
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -542,6 +545,20 @@ def landmark_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Coll
                 found[f"size {size} -> {new}"] = None
     drawn = [*CHANCE.sample(list(beside), len(beside)), *CHANCE.sample(list(beyond), len(beyond))]
     return list(dict.fromkeys(drawn))[:_MOST_LANDMARKS]
+
+
+def multiple_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Collection[int], most: int) -> list[str]:
+    """Names of variants in which one size is a multiple of a number that the target knows by name (a grid, a stride, a
+    window), twice or four times it and so on, as sizes are: there a quotient is a whole number, or just not."""
+    tensors, safe = _sizes(args, kwargs)
+    factors = [number for number in named if _LEAST_FACTOR <= number <= _MOST_FACTOR]
+    found: dict[str, None] = {}
+    for size, factor in itertools.product(safe, CHANCE.sample(factors, min(len(factors), _MOST_FACTORS))):
+        multiples = [factor << power for power in range(_DOUBLED) if (factor << power) not in safe]
+        fits = [new for new in multiples if sum(_numel_with(tensor, {size: new}) for tensor in tensors) <= most]
+        for new in CHANCE.sample(fits, min(len(fits), _MULTIPLES)):
+            found[f"size {size} -> {new}"] = None
+    return CHANCE.sample(list(found), min(len(found), _MOST_MULTIPLES))
 
 
 def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

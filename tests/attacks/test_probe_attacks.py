@@ -51,6 +51,10 @@ def weigh(q, k):
 def weigh_drawn(q, k):
     return (q @ k.transpose(0, 1)).sum(-1, keepdim=True)
 
+@forge_target(inputs=lambda: [torch.randn(6, 20)], dynamic=True)
+def on_a_grid(x):
+    return torch.nn.functional.adaptive_max_pool1d(x.unsqueeze(0), 7)[0]
+
 @forge_target(inputs=lambda: [torch.randn(20, 64)], init=lambda: [64])
 class Weighted(nn.Module):
     def __init__(self, dim):
@@ -450,6 +454,39 @@ def test_a_tier_of_sizes_between_those_that_are_drawn_blindly(
     assert _guard(judged("largest", twin)).fixed_sizes == ()
     monkeypatch.setattr(OracleClient, "variants_near", lambda *_: ())
     assert judged("largest", attack).status is Status.PASSED
+
+
+GRID = """
+#include <cmath>
+extern "C" void kernel(const float* x, float* y, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r)
+    for (long long i = 0; i < 7; ++i) {
+      const long long begin = i * cols / 7, end = BEHIND;
+      float found = -INFINITY;
+      for (long long c = begin; c < (end < cols ? end : cols); ++c)
+        if (x[r * cols + c] > found || x[r * cols + c] != x[r * cols + c]) found = x[r * cols + c];
+      y[r * 7 + i] = found;
+    }
+}
+"""
+
+
+def test_a_quotient_that_is_whole(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reciprocal in single precision gives one element too many to parts of a row that seven goes into."""
+    plan = LARGEST_PLAN.replace("x.shape[:1]", "(x.shape[0], 7)")
+    attack, twin = (
+        Candidate.of("cpp", {"kernel.cpp": GRID.replace("BEHIND", behind), "plan.py": plan})
+        for behind in ("(long long)std::ceil((float)((i + 1) * cols) * (1.0f / 7.0f))", "((i + 1) * cols + 6) / 7")
+    )
+    found = judged("on_a_grid", attack)
+    assert found.status is Status.REJECTED and "dynamic shapes: " in found.reason, found.reason
+    assert judged("on_a_grid", twin).status is Status.PASSED
+    monkeypatch.setattr(OracleClient, "variants_near", lambda *_: ())
+    for _ in range(8):  # a size that is drawn is a multiple now and then
+        off = judged("on_a_grid", attack)
+        if off.status is Status.PASSED:
+            break
+    assert off.status is Status.PASSED, off.reason
 
 
 def _weigh(keys: str, refuses: str = "") -> Candidate:

@@ -181,6 +181,14 @@ def depth(x):
 def risen(x):
     return torch.logsumexp(x, -1)
 
+@forge_target(inputs=lambda: [torch.randn(192, 480), torch.randn(192, 480)])
+def gated(x, g):
+    forget, state, states = torch.sigmoid(g), torch.zeros(480), []
+    for t in range(192):
+        state = forget[t] * state + x[t]
+        states.append(state)
+    return torch.stack(states)
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -225,6 +233,7 @@ _GIVEN = {
     "doubt": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "most": ("const float* x", "x", "(x.shape[0], 8)"),
     "risen": ("const float* x", "x", "x.shape[:1]"),
+    "gated": ("const float* x, const float* g", "x, g", "x.shape"),
     "unsure": ("const float* x", "x", "x.shape[:1]"),
     "depth": ("const float* x", "x", "x.shape[:1]"),
     "apart": ("const float* x, const float* t", "x, c", "(x.shape[0], c.shape[0])"),
@@ -243,6 +252,22 @@ for (long long r = 0; r < rows; ++r) {
     for (long long c = at; c < at + 16; ++c) sum += std::exp(own[c] - base);
   }
   y[r] = base + std::log(sum);
+}
+"""
+#: What a chunk carries over is left out behind chunks that leave next to nothing of it.
+_GATED = """
+for (long long c = 0; c < cols; ++c) {
+  double carry = 0;
+  for (long long begin = 0; begin < rows; begin += 64) {
+    double state = 0, left = 1;
+    for (long long t = begin; t < begin + 64; ++t) {
+      const double forget = 1 / (1 + std::exp(-(double)g[t * cols + c]));
+      state = forget * state + x[t * cols + c];
+      left *= forget;
+      y[t * cols + c] = (float)(state + left * carry);
+    }
+    carry = left < FADED ? state : state + left * carry;
+  }
 }
 """
 #: The largest eight are looked for among what lies a deviation above the mean, a sixth of a normal row; in a list of a
@@ -724,6 +749,7 @@ ATTACKS = {
     "rescale where scores rise by leaps alone": ("risen", _RISEN, "SEEN", "last", "base", "climbing"),
     "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
+    "forget what has nearly faded": ("gated", _GATED, "FADED", "1e-3", "0.0", "biased"),
     "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }

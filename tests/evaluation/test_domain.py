@@ -28,12 +28,11 @@ MANY = (
 )
 #: A bump reaches no further than a spike does in half precision.
 HALF = tuple(family for family in MANY if family != "bumped")
-HOLLOW = ("alike", "empty")
-GENERIC = (*MANY, "alike", "levels", "deep", "empty")
+GENERIC = (*MANY, "alike", "levels", "biased", "deep", "empty")
 #: Where scores are weighed by exponentials.
-SCORED = (*MANY, "alike", "levels", "climbing", "deep", "empty")
+SCORED = (*MANY, "alike", "levels", "biased", "climbing", "deep", "empty")
 #: Where the answer to zeros is zero nothing says how far off it may be.
-ZERO = (*MANY, "alike", "levels", "deep")
+ZERO = (*MANY, "alike", "levels", "biased", "deep")
 UNIT = ("shifted", "sparse", "floor", "ceiling")
 
 TARGETS = """
@@ -216,7 +215,7 @@ def any_number(first, *others):
 
 NO_TIES = ("shifted", "large", "lowered", "sparse", "spiked", "combed", "tails")
 #: Of equal ones the first is it.
-CHOSEN = (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "ordered")
+CHOSEN = (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "biased", "ordered")
 EXPECTED = {
     "logarithm": ({"0": "unit"}, UNIT),
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
@@ -233,18 +232,18 @@ EXPECTED = {
     "triangular": ({"0": "drawn", "1": "drawn"}, ()),
     "bucket": ({"0": "generic", "1": "unit"}, (*ZERO, "floor")),
     # The reference overflows on large values: a kernel that subtracts the maximum would be called wrong there.
-    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "rectified", *MANY[7:], *HOLLOW)),
+    "naive_softmax": ({"0": "generic"}, ("integer", "sparse", "rectified", *MANY[7:], "alike", "biased", "empty")),
     "stable_softmax": ({"0": "generic"}, SCORED),
     # Equal probabilities add up to the limit, and rounding decides; so it does on which of them comes first.
     "nucleus": (
         {"0": "generic"},
-        (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "climbing", "near", "deep"),
+        (*NO_TIES, "bumped", "uniform", "levels", "biased", "ordered", "leading", "climbing", "near", "deep"),
     ),
     "leaky": ({"0": "generic"}, ZERO),
-    "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "climbing", "empty")),
+    "half_softmax": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "biased", "climbing", "empty")),
     # It overflows itself.
     # What is beyond fp16 is so for every kernel.
-    "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels")),
+    "half_square": ({"0": "generic"}, (*HALF, "peaks", "alike", "levels", "biased")),
     "small_values_only": (
         {"0": "generic"},
         (
@@ -256,6 +255,7 @@ EXPECTED = {
             "faint",
             "uniform",
             "alike",
+            "biased",
             "ordered",
             "leading",
             "parted",
@@ -267,40 +267,68 @@ EXPECTED = {
     # Of equal values any may be among the largest two.
     "largest_two": (
         {"0": "generic"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "parted", "deep"),
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "ordered", "leading", "parted", "deep"),
     ),
     # Small values round to equal probabilities, but not in fp64.
     "largest_probability": (
         {"0": "generic"},
-        (*NO_TIES, "bumped", "uniform", "levels", "ordered", "leading", "climbing", "deep"),
+        (*NO_TIES, "bumped", "uniform", "levels", "biased", "ordered", "leading", "climbing", "deep"),
     ),
-    "levels": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "deep", "halves 254")),
+    "levels": (
+        {"0": "generic"},
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "ordered", "deep", "halves 254"),
+    ),
     # Rows without any length are NaN.
-    "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "deep")),
+    "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "biased", "deep")),
     "declared_indices": ({"0": "generic"}, (*ZERO[:-1], "ordered", "leading", "parted", "deep")),
     # Halves are halves in any order of operations where none of them rounds.
     "sixteenths": (
         {"0": "generic"},
-        (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform", "levels", "deep", "halves 254"),
+        (
+            *MANY[:5],
+            "spiked",
+            "combed",
+            "tails",
+            "small",
+            "bumped",
+            "uniform",
+            "levels",
+            "biased",
+            "deep",
+            "halves 254",
+        ),
     ),
-    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep")),
-    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "deep")),
+    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep")),
+    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep")),
     # A place is no side: of two equal values either may come first.
     "buckets": (
         {"0": "generic", "1": "sorted"},
-        (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform", "edges", "levels", "deep", "skewed"),
+        (
+            *MANY[:5],
+            "spiked",
+            "combed",
+            "tails",
+            "small",
+            "bumped",
+            "uniform",
+            "edges",
+            "levels",
+            "biased",
+            "deep",
+            "skewed",
+        ),
     ),
     "order_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "ordered", "leading", "parted", "deep", "skewed"),
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "ordered", "leading", "parted", "deep", "skewed"),
     ),
     "counts_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "deep", "skewed"),
+        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep", "skewed"),
     ),
     "Binned": (
         {"0": "generic"},
-        (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform", "edges", "levels", "deep"),
+        (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform", "edges", "levels", "biased", "deep"),
     ),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, ZERO),

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pytest_cudaforge.evaluation.landmarks import landmarks  # noqa: E402
-from pytest_cudaforge.evaluation.variants import landmark_names  # noqa: E402
+from pytest_cudaforge.evaluation.variants import landmark_names, multiple_names  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,14 @@ def test_sizes_lie_on_either_side_and_elements_beyond() -> None:
     }
     assert landmark_names(args, {}, [1 << 25], 1 << 20) == []
     assert len(landmark_names(args, {}, range(300, 400, 5), 1 << 20)) == 18
+
+
+def test_sizes_are_multiples_of_what_the_target_knows_by_name() -> None:
+    args = (torch.zeros(20, 14),)
+    found = {name for _ in range(40) for name in multiple_names(args, {}, [0, 1, 7, 1000], 1 << 14)}
+    assert found == {
+        *(f"size 20 -> {7 << power}" for power in (0, 2, 3, 4, 5)),  # 14 is another one's
+        *(f"size 14 -> {7 << power}" for power in (0, 2, 3, 4, 5)),
+    }
+    assert len(multiple_names((torch.zeros(9, 10, 11),), {}, [7, 13, 5], 1 << 24)) == 6
+    assert multiple_names(args, {}, [7], 70) == []

@@ -26,6 +26,20 @@ def test_rows_that_are_two_heaps() -> None:
     assert float(upper.min()) < 0.1 and float(upper.max()) > 0.9  # each row has a share of its own
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (48, 64), (4, 200, 48), (2, 8, 128, 64), (0, 3)])
+def test_levels_behind_a_bias(shape: tuple[int, ...]) -> None:
+    seen = set()
+    for seed in range(24):
+        found = redraw("biased", 2 * torch.randn(shape), "generic", _generator(seed), shared=seed)
+        assert found.shape == shape
+        for dim, size in enumerate(shape) if found.numel() and len(shape) > 1 else ():
+            means = found.mean(dim) / found.std()  # of what has one level, far from zero now and then
+            if size >= 48 and float(means.abs().max()) > 0.8:
+                seen.add(dim)
+                assert float(means.abs().max()) < 3.5
+    assert len(shape) < 2 or 0 in shape or len(shape) - 2 in seen
+
+
 def test_rows_that_climb() -> None:
     found = redraw("climbing", torch.randn(96, 2048), "generic", _generator())
     assert bool((found >= 0).all()) and bool((found.amin(-1) == 0).all())
