@@ -71,7 +71,7 @@ FATAL_VARIANT, _MOST_FATAL = "the reference makes the device fail, as a call tha
 #: What precedes the name of a redraw on which the reference made the device fail.
 FATAL_FAMILY = "the reference makes the device fail on values that are "
 #: How the names of variants begin that have other strides, as in ``variants``, which needs torch.
-STRIDED = "strided"
+STRIDED, SIZE = "strided", "size"
 
 
 @dataclass(frozen=True)
@@ -448,16 +448,18 @@ class OracleClient:
         return tuple((name, from_json(WorkloadFacts, facts)) for name, facts in found)
 
     def _tried_variants(self, args: Mapping[str, Any]) -> Any:
-        """A reference may take its process down on strides or a size that it was not written for; the others remain."""
+        """A reference may take its process down on strides or sizes that it was not written for (places that one input
+        tells of another, where these are not as long); the others remain."""
         fatal: list[str] = []
         for _ in range(_MOST_FATAL):
             try:
                 return self.request("variants", **args, fatal=fatal)
             except (TargetError, OracleError) as error:
                 kind = error.what.removeprefix(FATAL_VARIANT)
-                if kind == error.what or not kind.startswith(STRIDED):
+                if kind == error.what or kind.startswith(SIZE):
                     break
-                fatal.append(kind)
+                # Of sizes that are apart, say, it may take none: each one would cost a process.
+                fatal.append(kind if kind.startswith(STRIDED) else kind.partition(" ")[0])
         return self.request("variants", **args, sizes=False, fatal=fatal)
 
     def open_bench(

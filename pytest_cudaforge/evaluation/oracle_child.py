@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.importing import options_asked
 from pytest_cudaforge.evaluation.initial import encode_init
 from pytest_cudaforge.evaluation.linter import lint
-from pytest_cudaforge.evaluation.oracle import FATAL_FAMILY, FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM
+from pytest_cudaforge.evaluation.oracle import FATAL_FAMILY, FATAL_VARIANT, FOLLOWS_STATE, NO_ROOM, STRIDED
 from pytest_cudaforge.evaluation.rare import named_integers
 from pytest_cudaforge.evaluation.relocation import installed_copies, relocate
 from pytest_cudaforge.evaluation.room import share_bytes, within
@@ -222,37 +222,41 @@ class _Oracle:
         others = fixed_names((args, kwargs), subject.draw(workload, 1))
         promised = subject.options.strides == "any"
         orders = order_names(args, kwargs, promised)
-        for name in [*strided_names(promised), *front_names(args, kwargs), *orders, *others]:
-            if kind_of(name) in fatal:
-                continue
+        for name in _left([*strided_names(promised), *front_names(args, kwargs), *orders, *others], fatal):
             found += self._variants(subject, workload, [name])
-        names = neighbour_names(args, kwargs, subject.options.dynamic) if sizes else ()
-        for _, alike in itertools.groupby(names, key=side_of):
+        if sizes:
+            found += self._sizes(subject, workload, args, kwargs, fatal)
+        return found
+
+    def _sizes(
+        self, subject: Subject, workload: str, args: tuple[Any, ...], kwargs: dict[str, Any], fatal: Sequence[str]
+    ) -> list[Any]:
+        """Variants with other sizes."""
+        found: list[Any] = []
+        on_gpu, dynamic = torch.device(self.device).type == "cuda", subject.options.dynamic
+        for _, alike in itertools.groupby(neighbour_names(args, kwargs, dynamic), key=side_of):
             members = list(alike)
             # Nothing tried is nothing known: a kernel would be thought right at sizes that nobody looked at.
             taken = self._variants(subject, workload, members)
             found += taken or self._variants(subject, workload, rounder_names(members[0]))[: len(members)]
         # On a GPU a place behind the last one ends the process.
-        further = further_names(args, kwargs) if sizes and torch.device(self.device).type == "cpu" else ()
-        parted = parted_names(args, kwargs, subject.options.dynamic) if sizes else ()
-        for name in [*further, *parted]:
+        further = () if on_gpu else further_names(args, kwargs)
+        for name in _left([*further, *parted_names(args, kwargs, dynamic)], fatal):
             found += self._variants(subject, workload, [name])
-        for names in apart_names(args, kwargs) if sizes else ():
-            found += self._apart(subject, workload, names)
-        for name in tiny_names(args, kwargs) if sizes else ():
+        for names in apart_names(args, kwargs):
+            found += self._apart(subject, workload, _left(names, fatal))
+        single = single_names(args, kwargs, dynamic) if dynamic or not on_gpu else ()
+        wide = wide_names(args, kwargs) if dynamic else ()
+        for name in _left([*tiny_names(args, kwargs), *single, *wide], fatal):
             found += self._variants(subject, workload, [name])
-        on_gpu, dynamic = torch.device(self.device).type == "cuda", subject.options.dynamic
-        single = single_names(args, kwargs, dynamic) if sizes and (dynamic or not on_gpu) else ()
-        for name in [*single, *(wide_names(args, kwargs) if sizes and dynamic else ())]:
-            found += self._variants(subject, workload, [name])
-        tall = tall_names(args, kwargs) if sizes and (on_gpu or dynamic) else ()
-        found += self._tall(subject, workload, tall)
-        if sizes and dynamic:
+        tall = tall_names(args, kwargs) if on_gpu or dynamic else ()
+        found += self._tall(subject, workload, (_left(ways, fatal) for ways in tall))
+        if dynamic:
             free = {old for old, _ in (side_of(name) for name, _ in found)}
-            for name in mixed_names(args, kwargs, free):
+            for name in _left(mixed_names(args, kwargs, free), fatal):
                 found += self._variants(subject, workload, [name])
             for vast in (vast_names, usual_names):
-                found += self._first(subject, workload, list(vast(args, kwargs)))
+                found += self._first(subject, workload, _left(vast(args, kwargs), fatal))
         return found
 
     def do_landmarks(self, target: Any, workload: str, marks: list[int]) -> Any:
@@ -501,6 +505,12 @@ class _Oracle:
 
 
 # -- facts -------------------------------------------------------------------------------------------------------
+
+
+def _left(names: Iterable[str], fatal: Collection[str]) -> list[str]:
+    """Variants but for those of a kind, or with a first word, that was ``fatal``."""
+    words = {kind for kind in fatal if not kind.startswith(STRIDED)}
+    return [name for name in names if kind_of(name) not in fatal and name.partition(" ")[0] not in words]
 
 
 def target_facts(subject: Subject) -> TargetFacts:

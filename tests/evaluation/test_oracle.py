@@ -229,6 +229,35 @@ def test_strides_on_which_the_device_fails_are_left_out_and_the_others_are_not(
     assert any(name.startswith("size") for name in names)
 
 
+@pytest.mark.parametrize(
+    ("fails", "sizes"), [("apart -> at 0[0]", True), ("all but last ->", True), ("size ->", False)]
+)
+def test_sizes_on_which_the_device_fails_are_left_out_and_the_others_are_not(
+    oracle: OracleClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, sizes: bool
+) -> None:
+    """Places that are told of one input end a GPU's context where another one is shorter."""
+    (tmp_path / "pairs.py").write_text(
+        "import torch\nfrom pytest_cudaforge import forge_target\n"
+        "@forge_target(inputs=lambda: [torch.randn(40, 8), torch.randn(40, 40)], dynamic=True)\n"
+        "def pairs(x, y):\n    return x.sum(), y.sum(-1)\n"
+    )
+    request, asked = oracle.request, []
+
+    def failing(op: str, **args: Any) -> Any:
+        asked.append((args["fatal"].copy(), args.get("sizes", True)))
+        if not args["fatal"] and args.get("sizes", True):
+            raise OracleError(f"{FATAL_VARIANT}{fails}")
+        return request(op, **args)
+
+    monkeypatch.setattr(oracle, "request", failing)
+    names = [name for name, _ in oracle.variants(find(tmp_path, "::pairs"), "default")]
+    word = fails.partition(" ")[0]
+    assert asked == [([], True), ([word], True) if sizes else ([], False)]
+    assert not any(name.startswith(word) for name in names)
+    assert any(name.startswith("size") for name in names) == sizes
+    assert {"apart", "all", "tall", "mixed"} - {word} <= {name.partition(" ")[0] for name in names} or not sizes
+
+
 def test_variants_are_those_the_reference_takes(oracle: OracleClient, repo: Path) -> None:
     names = [name for name, _ in oracle.variants(find(repo, "::RMSNorm"), "default")]
     assert [name for name in names if name.startswith("strided")] == names[:3]
