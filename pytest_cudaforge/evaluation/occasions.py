@@ -42,8 +42,11 @@ _MOST_AHEAD = 20.0
 _MOST_ELEMENTS, _MOST_PAIRS, _MOST_DECISIONS = 1 << 16, 1 << 20, 64
 #: What operators tell of floating numbers whatever was rounded.
 _SURE = frozenset(["isinf", "isnan", "isposinf", "isneginf"])
-#: Labels that are drawn from all classes come to so much of the last one, as a rule.
-_REACHED = 2.0
+#: The largest of n labels that are drawn from all classes misses the last one by no more than so many n-th of them, but
+#: for once in some thousand draws, and by half of them where they are few.
+_MISSED, _MOST_MISSED = 8.0, 0.5
+#: So few may be in order by chance.
+_FEW_LABELS = 6
 #: What most draws show anyway is no occasion; so many draws of one are kept.
 _USUAL, _MOST_KEPT = 0.25, 64
 
@@ -127,11 +130,16 @@ def _raised(scores: Tensor, dim: int, places: Tensor, by: Tensor) -> Tensor:
 
 
 def _class_dims(scores: Tensor, labels: Tensor) -> Iterator[int]:
-    """Dimensions of ``scores`` into which ``labels`` may point: one for each of all others. What is as long by far as
-    any label reaches is a row of features, and the labels are groups of rows."""
+    """Dimensions of ``scores`` into which ``labels`` may point: one for each of all others. What is longer than any
+    label reaches is a row of features, and the labels are groups of rows; so are labels in order."""
+    last, count = int(labels.max()), int((labels >= 0).sum())
+    flat = labels.flatten()
+    if last <= 0 or (count > _FEW_LABELS and bool((flat[1:] >= flat[:-1]).all())):
+        return
+    reached = 1.0 - min(_MOST_MISSED, _MISSED / count)
     for dim in range(scores.dim()):
         others = (*scores.shape[:dim], *scores.shape[dim + 1 :])
-        if others == labels.shape and scores.shape[dim] / _REACHED <= 1 + int(labels.max()) <= scores.shape[dim] != 1:
+        if others == labels.shape and reached * scores.shape[dim] <= 1 + last <= scores.shape[dim]:
             yield dim
 
 

@@ -63,7 +63,9 @@ def test_labels_are_what_the_scores_say_but_for_what_is_ignored() -> None:
 def test_groups_of_rows_are_no_labels_of_features_and_no_label_is_beyond_those_that_were_drawn() -> None:
     rows, groups = torch.randn(4096, 768), torch.randint(0, 8, (4096,))
     assert not agreeing({"0": rows, "1": groups}, torch.Generator())
-    some = {"0": torch.randn(512, 16), "1": torch.randint(2, 12, (512,))}
+    assert not agreeing({"0": torch.randn(400, 16), "1": torch.randint(0, 12, (400,))}, torch.Generator())
+    some = {"0": torch.randn(512, 12), "1": torch.randint(2, 12, (512,))}
+    assert not agreeing({**some, "1": some["1"].sort().values}, torch.Generator())
     (found,) = agreeing(some, torch.Generator().manual_seed(1)).values()
     assert not torch.equal(found, some["1"]) and int(found.min()) >= 2 and int(found.max()) <= 11
 
