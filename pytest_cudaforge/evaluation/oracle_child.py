@@ -504,13 +504,13 @@ class _Oracle:
         return self.next_number
 
 
-# -- facts -------------------------------------------------------------------------------------------------------
-
-
 def _left(names: Iterable[str], fatal: Collection[str]) -> list[str]:
     """Variants but for those of a kind, or with a first word, that was ``fatal``."""
     words = {kind for kind in fatal if not kind.startswith(STRIDED)}
     return [name for name in names if kind_of(name) not in fatal and name.partition(" ")[0] not in words]
+
+
+# -- facts -------------------------------------------------------------------------------------------------------
 
 
 def target_facts(subject: Subject) -> TargetFacts:

@@ -109,14 +109,14 @@ def test_threads_that_race_are_refused_and_their_twin_passes(tmp_path: Path) -> 
     assert _counts(tmp_path / "right", "#pragma omp atomic")[0] is Status.PASSED
 
 
-@pytest.mark.xfail(strict=False, reason="where the scheduler wakes threads beside their waker, it is told anyway")
 def test_where_threads_sleep_and_one_answer_is_looked_at_they_would_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluator, "_short_spins", lambda _: ())
-    without_checks(monkeypatch, "repeated", "changed", "beside")
-    # A sleeping thread may be woken beside its waker all the same, now and then.
-    assert Status.PASSED in (_counts(tmp_path / str(attempt), "")[0] for attempt in range(4))
+    without_checks(monkeypatch, "repeated", "changed", "beside", "first at once", "thread counts", "ordinary")
+    # A sleeping thread may be woken beside its waker all the same, and one call of some thirty then tells: of eight
+    # verdicts three passed on two idle cores.
+    assert Status.PASSED in (_counts(tmp_path / str(attempt), "")[0] for attempt in range(12))
 
 
 COUNTED = """

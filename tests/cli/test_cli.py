@@ -229,6 +229,13 @@ def test_a_right_candidate_passes(repo: Path) -> None:
     assert "vs eager" in done.stdout and "cases right" in done.stdout
 
 
+@pytest.mark.parametrize(("flags", "sanitize"), [([], None), (["--sanitize"], True), (["--no-sanitize"], False)])
+def test_compute_sanitizer_looks_where_it_is_unless_somebody_says_otherwise(
+    flags: list[str], sanitize: bool | None
+) -> None:
+    assert cli._parser().parse_args(["evaluate", "layers.py::Twice", "right", *flags]).sanitize is sanitize
+
+
 def test_a_target_that_a_trivial_kernel_passes_is_rejected(repo: Path) -> None:
     done = evaluate("layers.py::Constant", "right", "--no-timing")
     assert done.returncode == 1 and "REJECTED" in done.stdout and "--no-lint" in done.stdout, done.stderr

@@ -214,6 +214,8 @@ def any_number(first, *others):
 """
 
 NO_TIES = ("shifted", "large", "lowered", "sparse", "spiked", "combed", "tails")
+#: Where what is rounded, or looked up, is a value as it is.
+OF_A_GRID = (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform")
 #: Of equal ones the first is it.
 CHOSEN = (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "biased", "ordered")
 EXPECTED = {
@@ -284,39 +286,14 @@ EXPECTED = {
     # Halves are halves in any order of operations where none of them rounds.
     "sixteenths": (
         {"0": "generic"},
-        (
-            *MANY[:5],
-            "spiked",
-            "combed",
-            "tails",
-            "small",
-            "bumped",
-            "uniform",
-            "levels",
-            "biased",
-            "deep",
-            "halves 254",
-        ),
+        (*OF_A_GRID, "levels", "biased", "deep", "halves 254"),
     ),
     "thirds": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep")),
     "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep")),
     # A place is no side: of two equal values either may come first.
     "buckets": (
         {"0": "generic", "1": "sorted"},
-        (
-            *MANY[:5],
-            "spiked",
-            "combed",
-            "tails",
-            "small",
-            "bumped",
-            "uniform",
-            "edges",
-            "levels",
-            "biased",
-            "deep",
-            "skewed",
-        ),
+        (*OF_A_GRID, "edges", "levels", "biased", "deep", "skewed"),
     ),
     "order_beside_edges": (
         {"0": "generic", "1": "sorted"},
@@ -328,7 +305,7 @@ EXPECTED = {
     ),
     "Binned": (
         {"0": "generic"},
-        (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform", "edges", "levels", "biased", "deep"),
+        (*OF_A_GRID, "edges", "levels", "biased", "deep"),
     ),
     "restricted": ({"0": "generic"}, ()),
     "nested": ({"kw.x": "generic", "kw.many.0": "generic", "kw.many.1.deep": "generic"}, ZERO),

@@ -358,7 +358,9 @@ def test_asked_for_on_a_cpu_the_verdict_says_why_not(tmp_path: Path) -> None:
     with Evaluator(EvaluatorSettings(cache_dir=tmp_path / "cache", lock_dir=tmp_path)) as evaluator:
         verdict = evaluator.evaluate(candidate, target, timing=False, sanitize=True)
         winner = evaluator.evaluate(candidate, target, timing=False, fresh=True)
-    assert verdict.passed and winner.passed, verdict.reason
+        by_hand = evaluator.evaluate(candidate, target, timing=False, sanitize=None)
+    assert verdict.passed and winner.passed and by_hand.passed, verdict.reason
+    assert by_hand.verification is not None and by_hand.verification.sanitizer is None
     assert verdict.verification is not None and verdict.verification.sanitizer is not None
     assert "on a GPU only" in verdict.verification.sanitizer.notes[0]
     assert winner.verification is not None and winner.verification.sanitizer is None
