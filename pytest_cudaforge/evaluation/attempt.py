@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from pytest_cudaforge.evaluation.sitting import (
     time_alone,
     was_disturbed,
 )
+from pytest_cudaforge.evaluation.spares import Spares
 from pytest_cudaforge.evaluation.teams import openmp_threads
 from pytest_cudaforge.evaluation.verification import Verifier
 from pytest_cudaforge.evaluation.worker import Worker
@@ -122,6 +123,8 @@ class Attempt:
         self._foreign = 0.0
         self._device_notes: dict[str, None] = {}
         self._lag = 1.0
+        #: While it is verified.
+        self._spares: Spares | None = None
 
     @property
     def summary(self) -> str:
@@ -152,7 +155,7 @@ class Attempt:
         """Trace and compile for every workload, then verify. Raises Refusal."""
         host = self.evaluator
         self.require_language()
-        with host.lease.work(), host.servers.builder().kept() as builder:
+        with host.lease.work(), host.servers.builder().kept() as builder, self._spares_ready():
             kitchen = self._module() if self.candidate.language in HOSTED else self._kitchen(builder)
             try:
                 self._products = tuple(kitchen.produce(workload) for workload in self.workloads)
@@ -178,6 +181,19 @@ class Attempt:
                 raise
             finally:
                 self.build = self.build or (kitchen.build if kitchen.seconds else None)
+
+    @contextlib.contextmanager
+    def _spares_ready(self) -> Iterator[None]:
+        """Where workers take their time, the next one is made while one is at work; not beside what is timed."""
+        if self.evaluator.kind == "cuda" and self.candidate.language in DEVICE_LANGUAGES:
+            self._spares = self.evaluator.spares_of(self.candidate)
+            self._spares.begin()
+        try:
+            yield
+        finally:
+            if self._spares is not None:
+                self._spares.end()
+                self._spares = None
 
     def _build_others(self, kitchen: Kitchen) -> None:
         """A probe is served where some workload's build has its kernels, chosen or not: what was found where all were
@@ -372,7 +388,7 @@ class Attempt:
     def _worker_of(self, product: Product) -> Worker:
         if self._workshop is not None:
             return self._workshop.start(product)
-        return self.evaluator.worker_of(self.candidate, product)
+        return self.evaluator.worker_of(self.candidate, product, self._spares)
 
     def _label(self, own_share: float | None) -> None:
         """Name the work done, over all workloads the least own; refuse what is not allowed."""

@@ -41,6 +41,7 @@ from pytest_cudaforge.evaluation.sitting import (
     open_rotation,
     time_alone,
 )
+from pytest_cudaforge.evaluation.spares import Spares
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.evaluation.workloads import chosen, matching
 from pytest_cudaforge.evaluation.zygote import ForkServers
@@ -74,6 +75,8 @@ __all__ = ["Evaluator", "EvaluatorSettings", "Known"]
 
 _TIMING_BUDGET_S = {"cpu": 0.9, "cuda": 1.5}
 _HANG_LIMIT_S = 10.0
+#: What torch, or a CUDA context, may take besides.
+_CONTEXT_S = 20.0
 #: Rotations that hold more than this are closed after use.
 _KEEP_ROTATION_BYTES = 1 << 30
 
@@ -570,14 +573,30 @@ class Evaluator:
             raise built
         return built, False
 
-    def worker_of(self, candidate: Candidate, product: Product) -> Worker:
-        """A fresh worker with the product loaded. Raises the worker's failures."""
-        library_calls = bool(product.traced.main.library_calls)
-        if product.traced.prepare is not None:
-            library_calls |= bool(product.traced.prepare.library_calls)
-        worker = self.servers.worker(candidate.language, library_calls=library_calls)
+    def spares_of(self, candidate: Candidate) -> Spares:
+        """Workers on the GPU, for products without library calls, that are made ready before they are needed."""
+
+        def make() -> Worker:
+            worker = self.servers.worker(candidate.language)
+            try:
+                worker.open(self.settings.device, timeout_s=self.hang_limit_s(None) + _CONTEXT_S)
+            except ForgeError:
+                worker.close()
+                raise
+            return worker
+
+        return Spares(make)
+
+    def worker_of(self, candidate: Candidate, product: Product, spares: Spares | None = None) -> Worker:
+        """A fresh worker with the product loaded, one of the ``spares`` where it may be. Raises the worker's
+        failures."""
+        library_calls = any(plan.library_calls for plan in (product.traced.main, product.traced.prepare) if plan)
+        if spares is not None and not library_calls:
+            worker = spares.take()
+        else:
+            worker = self.servers.worker(candidate.language, library_calls=library_calls)
         # torch or a CUDA context take their time; a shared object that does is the candidate's own doing.
-        limit_s = self.hang_limit_s(None) + (20 if library_calls or self.kind == "cuda" else 0)
+        limit_s = self.hang_limit_s(None) + (_CONTEXT_S if library_calls or self.kind == "cuda" else 0)
         try:
             worker.start(product.traced, product.binaries, self.settings.device, timeout_s=limit_s)
         except ForgeError:

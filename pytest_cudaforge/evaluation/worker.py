@@ -52,7 +52,7 @@ Binding = tuple[int, int]
 
 _START, _ATTACH, _DETACH, _RELOAD, _RUN, _RUN_MANY, _TIME_EVENTS, _TIME_RUN, _THREADS = range(1, 10)
 _RUN_CHANGED, LEFT, _RUN_BESIDE, ALLOCATED, _RUN_REPEATED = 10, 11, 12, 13, 14
-_COUNT, _ADVANCE, _RUN_TOGETHER = 18, 19, 20
+_COUNT, _ADVANCE, _RUN_TOGETHER, _OPEN = 18, 19, 20, 21
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 _TEAM_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -93,7 +93,7 @@ class Worker:
     Every operation raises WorkerCrash, WorkerTimeout or WorkerProtocol where the process fails (the handle is dead
     afterwards and only ``close`` may be called), and LaunchFailure where replay or CUDA refuses (a sticky CUDA error is
     named in it; close the worker then too).
-    DeviceError comes from ``start`` and ``attach`` only: the machine's fault, before any candidate code ran.
+    DeviceError comes from ``open``, ``start`` and ``attach`` only: the machine's fault, before any candidate code ran.
     ``timeout_s`` is the limit of that operation: SIGTERM at the limit, SIGKILL of everything a moment later.
     """
 
@@ -106,6 +106,10 @@ class Worker:
     def pgid(self) -> int:
         """Host process group (the child leads its own), for ``lease.register``."""
         return self._child.pid
+
+    def open(self, device: str, *, timeout_s: float = 60) -> None:
+        """Make the context on ``device`` ("cuda:0") before there is anything to load: it takes its time."""
+        self._ask(_OPEN, {"device": device}, "making a context", timeout_s)
 
     def start(
         self, traced: TracedPlan, binaries: Sequence[Binary], device: str = "cpu", *, timeout_s: float = 60
@@ -419,7 +423,7 @@ def serve(channel: Channel) -> None:
             values = service.answer(request)
         except DeviceError as error:
             # Before the candidate ran it is the machine's fault, afterwards a fault of the kernel's shows this way.
-            status = _DEVICE_REFUSED if request.operation in (_START, _ATTACH) else _LAUNCH_REFUSED
+            status = _DEVICE_REFUSED if request.operation in (_OPEN, _START, _ATTACH) else _LAUNCH_REFUSED
             channel.send_reply(request.nonce, status, text=str(error)[:4000])
         except (ForgeError, ValueError) as error:
             channel.send_reply(request.nonce, _LAUNCH_REFUSED, text=str(error)[:4000])
@@ -454,7 +458,9 @@ class _Service:
 
     def answer(self, request: Request) -> Sequence[int]:
         asked = request.payload
-        if request.operation == _START:
+        if request.operation == _OPEN:
+            self._open(asked["device"])
+        elif request.operation == _START:
             self._start(asked, request.blob)
         elif request.operation == _ATTACH:
             self._attach(asked, request.descriptors[0])
@@ -506,17 +512,20 @@ class _Service:
             return (self._event_clock().around(self._rotated(asked), asked["calls"]),)
         return ()
 
+    def _open(self, device: str) -> None:
+        self._device = device
+        if device != "cpu":
+            # Keeps the context, and with it the arenas, when a reload closes every program.
+            self._driver = driver_of(self._index)
+
     def _start(self, asked: Any, blob: bytes) -> None:
-        self._device = asked["device"]
+        self._open(asked["device"])
         self._traced = plan.decode(asked["traced"])
         self._binaries = []
         offset = 0
         for size in asked["sizes"]:
             self._binaries.append(languages.binary_from_bytes(blob[offset : offset + size]))
             offset += size
-        if self._device != "cpu":
-            # Keeps the context, and with it the arenas, when a reload closes every program.
-            self._driver = driver_of(self._index)
         self._settings = thread_settings(self._device == "cpu")
         self._load()
 

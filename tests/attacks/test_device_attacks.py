@@ -47,6 +47,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can see"),
 ]
 _AT_ONCE = 8
+#: Of an attack whose defence is off.
+_TRIES = 4
 #: As it is where nobody has switched it off.
 _CLOCKS_CHECK = clocks.check
 #: Of a few microseconds the host's share is up to two thirds, and on some hosts now and then twice the twin's time.
@@ -85,16 +87,18 @@ class _Verdicts:
             rows = [row for row in self.rows if row.off == off]
             with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(_AT_ONCE) as pool:
                 SWITCHES[off](patch)
-                self._without[off] = {row.name: pool.submit(self._twice_at_most, row) for row in rows}
+                self._without[off] = {row.name: pool.submit(self._some_times_at_most, row) for row in rows}
                 pool.shutdown(wait=True)
         return self._without[off][name].result()
 
-    def _twice_at_most(self, row: DeviceRow) -> Evaluation:
-        """Another defence may find an attack by luck: where memory comes to lie, which stream is late."""
-        first = self.evaluate(row.attack, row.target, row.timing)
-        if first.status is Status.PASSED:
-            return first
-        return self.evaluate(row.attack, row.target, row.timing)
+    def _some_times_at_most(self, row: DeviceRow) -> Evaluation:
+        """Another defence may find an attack by luck: where memory comes to lie, which stream is late, which values
+        are drawn twice."""
+        for _ in range(_TRIES):
+            evaluation = self.evaluate(row.attack, row.target, row.timing)
+            if evaluation.status is Status.PASSED:
+                break
+        return evaluation
 
 
 def _tell(done: Future[Evaluation]) -> None:
