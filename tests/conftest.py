@@ -10,10 +10,16 @@ import pytest
 from quietness import Quietness
 
 from pytest_cudaforge.evaluation.chance import CHANCE
+from pytest_cudaforge.wiring import cache_dir
 
 pytest_plugins = "pytester"
 
 _QUIETNESS = pytest.StashKey[Quietness]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What torch.compile makes of headers takes longer than nearly every test: one place for all, the user's."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(os.environ) / "inductor"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -63,8 +63,10 @@ _MOST_WEIGHTS_ALONE = 6
 _MOST_EDGES, _EDGES_BYTES = 4, 1 << 28
 #: More threads than most machines have cores, and as many as a sandbox surely allows.
 _MANY_THREADS, _MOST_THREADS = 257, 512
-#: Families of which many numbers are alike: those of :mod:`.extremes`, which imports torch and is the oracle's.
-_CROWDING = ("highest", "lowest", "frequent")
+#: Families of which many numbers are alike: those of :mod:`.extremes` and :mod:`.hubs`, which are the oracle's.
+_CROWDING = ("highest", "lowest", "frequent", "hub")
+#: ... and those where all threads meet at one place, of so many times as many as there are cores.
+_MEETING, _MEETING_THREADS = ("frequent", "hub"), 4
 
 
 @dataclass(frozen=True)
@@ -503,6 +505,20 @@ def thread_counts(bout: Bout) -> None:
     worker.set_threads(usual)
 
 
+def meeting(bout: Bout) -> None:
+    """Several threads a core, which are interrupted in the midst of what others then do as well: who adds to a sum that
+    all of them have, without an atomic, is wrong in some of a hundred calls there, and in none of a thousand where each
+    thread has a core. The more so where all end with the same sum."""
+    usual, worker = openmp_threads(), bout.run.worker
+    worker.set_threads(min(_MEETING_THREADS * usual, _MOST_THREADS))
+    families = [family for family in bout.oracle.families(bout.target, bout.name) if family in _MEETING]
+    for family in ("drawn", *families):
+        trial = bout.trial(f"threads that meet, {family}", bout.new_values(family))
+        bout.require(trial)
+        bout.require(trial, functools.partial(bout.run.repeated, racing=family in _MEETING))
+    worker.set_threads(usual)
+
+
 # -- memory
 
 
@@ -617,6 +633,7 @@ CHECKS = (
     Check("still written", still_written, of="module", on="cuda"),
     Check("changed", changed, mutating=True),
     Check("thread counts", thread_counts, on="cpu", mutating=True),
+    Check("meeting", meeting, on="cpu"),
     Check("ordinary", ordinary, mutating=True),
     Check("aged", aged, of="plan", mutating=True),
     Check("sealed", sealed, mutating=True),

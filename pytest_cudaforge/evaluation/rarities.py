@@ -15,6 +15,7 @@ from pytest_cudaforge.errors import TargetError
 from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.extremes import EXTREMES, Extremes, extremes_of
 from pytest_cudaforge.evaluation.faults import is_fatal
+from pytest_cudaforge.evaluation.hubs import HUB, Hubs, hubs_of
 from pytest_cudaforge.evaluation.identifiers import IDENTIFIERS, Identifiers, identifiers_of
 from pytest_cudaforge.evaluation.measures import nonfinite
 from pytest_cudaforge.evaluation.occasions import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["OF_RARITIES", "Rarities"]
 
 #: The families that a target's own draws tell of.
-OF_RARITIES = frozenset({*RARE, *EXTREMES, *IDENTIFIERS, *RARE_DRAWS, *OCCASIONS, AGREEING})
+OF_RARITIES = frozenset({*RARE, *EXTREMES, *IDENTIFIERS, *RARE_DRAWS, *OCCASIONS, AGREEING, HUB})
 #: So many draws show what integers are rare, and no more than take so long, or have so many numbers; redraws by them
 #: that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _MOST_NUMBERS, _RARE_TRIED = 1024, 0.5, 1 << 23, 3
@@ -66,12 +67,14 @@ class _Found:
     identifiers: Identifiers | None = None
     draws: Mapping[str, RareDraws] = field(default_factory=dict)
     agree: bool = False
+    hubs: Hubs | None = None
 
     @property
     def families(self) -> tuple[str, ...]:
         kinds = self.rare.kinds if self.rare is not None else ()
         kinds += EXTREMES if self.extremes is not None else ()
         kinds += IDENTIFIERS if self.identifiers is not None else ()
+        kinds += (HUB,) if self.hubs is not None else ()
         return (*kinds, *self.draws, *((AGREEING,) if self.agree else ()))
 
 
@@ -97,6 +100,8 @@ class Rarities:
             found.extremes.put(family, leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
         elif found.identifiers is not None and family in IDENTIFIERS:
             found.identifiers.put(family, leaves)
+        elif found.hubs is not None and family == HUB:
+            found.hubs.put(leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
         elif family in found.draws:
             chosen = random.Random(seed).choice(found.draws[family].seeds)
             _take_over(leaves, self._leaves(workload, chosen))
@@ -113,7 +118,7 @@ class Rarities:
         """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place? Where
         it searches what may be alike now, it may say nothing of which comes first."""
         draws = self._of(workload).draws.get(family)
-        extreme, drawn = family in EXTREMES, family in OCCASIONS
+        extreme, drawn = family in (*EXTREMES, HUB), family in OCCASIONS
         repeats = extreme or drawn or family in ("repeats", "neighbours", *IDENTIFIERS)
         repeats = repeats or (draws is not None and draws.repeats)
         for seed in range(1, 1 + _RARE_TRIED):
@@ -148,7 +153,7 @@ class Rarities:
             with one_thread():
                 draws |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
             agree = bool(agreeing(first, torch.Generator(device=self.subject.device).manual_seed(1)))
-            self._found[workload] = _Found(rare, extremes, identifiers_of(wholes), draws, agree)
+            self._found[workload] = _Found(rare, extremes, identifiers_of(wholes), draws, agree, hubs_of(wholes))
         return self._found[workload]
 
     def _further(

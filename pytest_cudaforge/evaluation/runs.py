@@ -42,6 +42,8 @@ __all__ = ["AGED_CALLS", "Findings", "Run", "Setting"]
 #: long, and ten times the time is given) and at most.
 _REPEATS, _IN_A_ROW = (16, 32), 4
 _REPEATS_S = 0.15
+#: ... where one and the same sum is what all threads end with: a few of a thousand such calls go wrong.
+_RACING, _RACING_S = (64, 2048), 0.5
 #: Elements of an answer that are changed where it lies, and workspaces with them, before the first of such rounds.
 _SMUDGED = (24, 1, 1, 0, 0)
 #: ... of a C++ plan: so many, for so long, whose answers are compared with each other before the oracle judges one.
@@ -247,11 +249,13 @@ class Run:
             return 0, worker.allocated_bytes(timeout_s=limit_s), 0
         return worker.own_bytes(), worker.allocated_bytes(timeout_s=limit_s), worker.open_files()
 
-    def repeated(self, workload: str, trial: Trial) -> CaseResult:
-        """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told."""
+    def repeated(self, workload: str, trial: Trial, *, racing: bool = False) -> CaseResult:
+        """Up to so many calls, and so long, on the values that ``trial`` put there; the first wrong one is told.
+        ``racing``: by the hundred, as all threads come together there."""
+        (least, most), spent_s = (_RACING, _RACING_S) if racing else (_REPEATS, _REPEATS_S)
         oracle, began = self.oracle, time.monotonic()
         leaves = output_leaves(self.product.traced.main, self.layout, trial.frame)
-        for done in range(1, _REPEATS[1] + 1):
+        for done in range(1, most + 1):
             # A caller may have written into the answer: who finds most of it there may not leave the rest. Who looks at
             # some of it sees one of a few elements now and then, and one alone hardly ever.
             for count in _SMUDGED[done - 1 : done]:
@@ -262,7 +266,7 @@ class Run:
                 told = [replace(m, detail=f"a repeated call on the same inputs: {m.detail}") for m in check.mismatches]
                 ratio, bound = check.error_ratio, check.bound
                 return CaseResult(workload, trial.name, True, False, ratio, bound, tuple(told[:8]))
-            if time.monotonic() - began > (_REPEATS_S if done >= _REPEATS[0] else 10 * _REPEATS_S):
+            if time.monotonic() - began > (spent_s if done >= least else 10 * spent_s):
                 break
         return CaseResult(workload, trial.name, True, True, None, None, ())
 

@@ -23,6 +23,10 @@ def votes(x):
 @forge_target(inputs=lambda: [torch.randn(5, 4000)], dynamic=True)
 def centred(x):
     return x - x.mean(-1, keepdim=True)
+
+@forge_target(inputs=lambda: [torch.randn(4096, 128), torch.randint(0, 64, (4096,)).sort().values])
+def pooled(x, graph):
+    return torch.zeros(64, 128).index_add_(0, graph, x)
 """
 PLANS = {
     "votes": """
@@ -44,6 +48,16 @@ def plan(x):
     return y
 """,
 }
+PLANS["pooled"] = """
+from pytest_cudaforge.plan import Unsupported, empty, launch
+
+def plan(x, graph):
+    if not (x.is_contiguous() and graph.is_contiguous()):
+        raise Unsupported("contiguous inputs only")
+    sums, y = empty((64, 128), "float64"), empty((64, 128), x.dtype)
+    launch("pooled", args=(x, graph, sums, y, x.shape[0]))
+    return y
+"""
 KERNELS = {
     "votes": """
 extern "C" void votes(const long long* x, long long* y, long long n) {
@@ -83,6 +97,33 @@ extern "C" void centred(const float* x, float* y, long long rows, long long cols
 }
 """,
 }
+#: Each thread sums up runs of one graph by itself, and adds them where they belong at the end of each.
+KERNELS["pooled"] = """
+static void flush(double* sums, double* run, long long graph) {
+  for (int d = 0; d < 128; ++d) {
+ATOMIC
+    sums[graph * 128 + d] += run[d];
+    run[d] = 0;
+  }
+}
+
+extern "C" void pooled(const float* x, const long long* graph, double* sums, float* y, long long nodes) {
+  for (int i = 0; i < 64 * 128; ++i) sums[i] = 0;
+#pragma omp parallel
+  {
+    double run[128] = {};
+    long long current = -1;
+#pragma omp for schedule(static)
+    for (long long n = 0; n < nodes; ++n) {
+      if (graph[n] != current && current >= 0) flush(sums, run, current);
+      current = graph[n];
+      for (int d = 0; d < 128; ++d) run[d] += x[n * 128 + d];
+    }
+    if (current >= 0) flush(sums, run, current);
+  }
+  for (int i = 0; i < 64 * 128; ++i) y[i] = (float)sums[i];
+}
+"""
 #: Right for the teams of small machines.
 SMALL = "to == from && team < 20 ? 0 :"
 
@@ -120,4 +161,20 @@ def test_threads_that_get_none_of_a_few_elements(
     assert judged(evaluator, tmp_path_factory, "centred", "EMPTY", "to == from ? 0 :").status is Status.PASSED
     monkeypatch.setattr(probes, "_TEAM", 2)
     passed = judged(evaluator, tmp_path_factory, "centred", "EMPTY", SMALL)
+    assert passed.status is Status.PASSED, passed.reason
+
+
+def test_threads_that_add_to_the_same_sum(
+    evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = judged(evaluator, tmp_path_factory, "pooled", "ATOMIC", "")
+    assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
+    assert "threads that meet, hub" in refused.reason, refused.reason
+    twin = judged(evaluator, tmp_path_factory, "pooled", "ATOMIC", "#pragma omp atomic")
+    assert twin.status is Status.PASSED, twin.reason
+    without_checks(monkeypatch, "meeting")
+    for _ in range(6):  # where others keep the cores busy, threads meet by themselves
+        passed = judged(evaluator, tmp_path_factory, "pooled", "ATOMIC", "")
+        if passed.status is Status.PASSED:
+            break
     assert passed.status is Status.PASSED, passed.reason

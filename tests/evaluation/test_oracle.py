@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from judged_targets import find, write_repo
-from known_ceilings import compiled_before
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import OracleError, TargetError
@@ -31,7 +30,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OracleClient]:
-    with OracleClient(cache_dir=compiled_before(tmp_path_factory.mktemp("cache"))) as client:
+    with OracleClient(cache_dir=tmp_path_factory.mktemp("cache")) as client:
         yield client
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from judged_targets import find, norm, write_repo
-from known_ceilings import compiled_before
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Evaluation, from_json, to_json
@@ -22,7 +21,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
-    cache = compiled_before(tmp_path_factory.mktemp("cache"))
+    cache = tmp_path_factory.mktemp("cache")
     settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=3.0, lock_dir=cache)
     with Evaluator(settings) as opened:
         yield opened
