@@ -141,6 +141,8 @@ LACKING: Mapping[tuple[str, str], Callable[[Tensor, torch.Generator], Tensor]] =
     ("mask", "stretches"): _stretched,
     ("barred", "fronts"): _fronted,
     ("mask", "fronts"): _fronted,
+    ("barred", "afar"): _fronted,
+    ("mask", "afar"): _fronted,
     ("mask", "open"): _open,
     ("barred", "open"): _open,
     ("pattern", "open"): _open,  # whoever always gives the same may never shut a row

@@ -155,7 +155,7 @@ class Domain:
             if family not in known:
                 special = {"edges": self._takes_edges, "ties": self._takes_ties}
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
-                special |= {"stretches": self._takes_shut, "fronts": self._takes_shut}
+                special |= dict.fromkeys(("stretches", "fronts", "afar"), self._takes_shut)
                 special |= {"ordered": self._takes_ordered, "climbing": self._takes_climbing}
                 special |= {"leading": self._takes_leading, "parted": self._takes_parted, "near": self._takes_near}
                 takes = special.get(family, self._takes)

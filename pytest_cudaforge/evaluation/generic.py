@@ -125,6 +125,10 @@ def _far_below(draw: Draw) -> Tensor:
     return draw.values.div_(draw.scale).abs_().add_(_DEEPEST).mul_(-deep)
 
 
+def _shifted(draw: Draw) -> Tensor:
+    return draw.values.add_(draw.spread[1] * draw.scale)
+
+
 def _at_levels(draw: Draw) -> Tensor:
     offsets = _offsets(draw.values, draw.generator, draw.common)
     return draw.values.add_(offsets.mul_(draw.spread[1] * draw.scale))
@@ -463,6 +467,7 @@ _DRAWN: Mapping[str, Callable[[Draw], Tensor]] = {"uniform": _uniform, "integer"
 
 #: Families by what becomes of normal numbers of the draw's deviation.
 _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
+    "afar": _shifted,  # beside masks that begin late
     "alike": lambda draw: _alike(draw.values, draw.generator, draw.common),
     "biased": _biased,
     "bumped": lambda draw: _spiked(draw.values, draw.scale, _BUMP, draw.generator),
@@ -482,7 +487,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "peaks": _peaked,
     "raised": lambda draw: draw.values.abs_(),
     "rectified": lambda draw: _rectified(draw.values, draw.generator),
-    "shifted": lambda draw: draw.values.add_(draw.spread[1] * draw.scale),
+    "shifted": _shifted,
     "sinks": _sinks,
     "small": lambda draw: _vanishing(draw, _SMALL[draw.dtype == torch.float16]),
     "sparse": _sparse,

@@ -44,6 +44,7 @@ FAMILIES = (
         "padded",
         "exact",
         "deep",
+        "afar",
         "empty",
     ),
 )
@@ -86,11 +87,13 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     gradients alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is
     often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
-    False, stretches such rows for a part, fronts such from their first element on, open such that are nowhere -inf, or
-    all True, absent fewer classes, runs the same one several times in a row, certain rows of probabilities of which one
-    is one, extremes bytes at both ends of their range alone, whose products are the largest.
+    False, stretches such rows for a part, fronts such from their first element on, afar such beside values that are
+    far from zero: who takes all relative to what comes first finds nothing there, open such that are nowhere -inf,
+    or all True, absent fewer classes, runs the same one several times in a row, certain rows of probabilities of
+    which one is one, extremes bytes at both ends of their range alone, whose products are the largest.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in LACKING if structure in structures))
+    lacking = tuple(family for family in lacking if family != "afar" or "generic" in structures)
     unit = ("floor", "ceiling") if "unit" in structures else ()
     return (*_redrawn_families(structures), *unit, *lacking)
 

@@ -301,7 +301,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact", "leading", "aligned", "close"),
-    *("parted", "climbing", "near", "certain", "tails", "biased"),
+    *("parted", "climbing", "near", "certain", "tails", "biased", "afar"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,

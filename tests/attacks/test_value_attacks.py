@@ -110,6 +110,12 @@ def pooled(x, mask):
 def visible(x, mask):
     return x.masked_fill(~mask, 0.0).sum(-1)
 
+@forge_target(inputs=lambda: [torch.randn(64, 256), torch.arange(256) < torch.randint(64, 257, (64, 1))])
+def steadied(x, mask):
+    count = mask.sum(-1, keepdim=True).clamp(min=1)
+    mean = x.masked_fill(~mask, 0.0).sum(-1, keepdim=True) / count
+    return (x - mean).masked_fill(~mask, 0.0).square().sum(-1) / count[:, 0]
+
 @forge_target(inputs=lambda: [torch.randn(48, 48), torch.full((48, 48), float("-inf")).triu(1)])
 def attended(x, mask):
     return torch.softmax(x + mask, -1).square().sum(-1)
@@ -218,6 +224,7 @@ _GIVEN = {
     "pooled": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "squared": ("const _Float16* x", "x", "x.shape"),
     "visible": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
+    "steadied": ("const float* x, const bool* mask", "x, mask", "x.shape[:1]"),
     "attended": ("const float* x, const float* mask", "x, mask", "x.shape[:1]"),
     "products": ("const signed char* x, const signed char* b", "a, b", "(a.shape[0], b.shape[0])"),
     "length": ("const float* x", "x", "x.shape[:1]"),
@@ -295,6 +302,21 @@ for (long long r = 0; r < rows; ++r) {
   double sum = 0;
   for (long long c = 0; c < (triangle ? r + 1 : cols); ++c) sum += triangle || mask[r * cols + c] ? x[r * cols + c] : 0;
   y[r] = (float)sum;
+}
+"""
+#: A variance in one pass, of how far all is from what comes first.
+_STEADIED = """
+for (long long r = 0; r < rows; ++r) {
+  float pivot = 0, begun = 0, count = 0, first = 0, second = 0;
+  for (long long c = 0; c < cols; ++c)
+    if (mask[r * cols + c] && FIRST_OF_ALL) { pivot += x[r * cols + c]; ++begun; }
+  pivot /= std::fmax(begun, 1.0f);
+  for (long long c = 0; c < cols; ++c) {
+    const float away = mask[r * cols + c] ? x[r * cols + c] - pivot : 0;
+    count += mask[r * cols + c]; first += away; second += away * away;
+  }
+  count = std::fmax(count, 1.0f);
+  y[r] = std::fmax(second / count - first / count * (first / count), 0.0f);
 }
 """
 _UNSURE = """
@@ -742,6 +764,14 @@ ATTACKS = {
         "seen == r + 1",
         "std::count(mask + r * cols, mask + r * cols + r + 1, true) == r + 1 && seen == r + 1",
         "exchanged",
+    ),
+    "take the first places for such that count": (
+        "steadied",
+        _STEADIED,
+        "FIRST_OF_ALL",
+        "c < 16",
+        "begun < 16",
+        "afar",
     ),
     "take nothing times its logarithm": ("unsure", _UNSURE, "NOTHING", "false", "p == 0", "certain"),
     "multiply what all lies at the far end": ("depth", _DEPTH, "FAR", "false", "true", "tails"),

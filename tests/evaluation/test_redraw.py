@@ -619,3 +619,14 @@ def test_runs_repeat_what_was_drawn_and_keep_its_order() -> None:
     assert set(flat.tolist()) <= set(drawn.flatten().tolist())
     rising = redraw("runs", drawn.flatten().sort().values, "classes", generator)
     assert bool((rising.diff() >= 0).all())
+
+
+def test_masks_begin_late_beside_values_far_from_zero() -> None:
+    generator = torch.Generator().manual_seed(1)
+    mask, series = torch.arange(64) < torch.full((16, 1), 48), torch.randn(16, 64, generator=generator)
+    late, far = (redraw("afar", drawn, kind, generator) for drawn, kind in ((mask, "mask"), (series, "generic")))  # type: ignore[arg-type]
+    begun = late.to(torch.int8).argmax(-1)
+    assert bool((begun > 0).any()) and bool(late.any()) and not bool((late & ~mask).any())
+    assert float(far.mean().abs()) > 100 * float(series.std()) and 0.5 < float(far.std() / series.std()) < 2
+    assert "afar" in families_of(["mask", "generic"]) and "afar" in families_of(["barred", "generic"])
+    assert "afar" not in families_of(["mask"]) and "afar" not in families_of(["generic"])
