@@ -318,7 +318,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "shifted": lambda patch: _undrawn_all(patch, "shifted", "tails"),
     "spiked": lambda patch: _undrawn_all(patch, "spiked", "bumped"),
     # Rows that begin with nothing look like those that have nothing.
-    "shut": lambda patch: _undrawn_all(patch, "shut", "fronts"),
+    "shut": lambda patch: _undrawn_all(patch, "shut", "fronts", "afar"),
+    "fronts": lambda patch: _undrawn_all(patch, "fronts", "afar"),
     "levels": lambda patch: _undrawn_all(patch, "levels", "lowered", "deep"),
     "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
@@ -327,7 +328,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     # What shows something else rarely may show this one, too, time and again.
     "occasions": lambda patch: _undrawn_all(patch, *OCCASIONS, *RARE_DRAWS, *EXTREMES),
     "agreeing": lambda patch: _undrawn_all(patch, AGREEING, *OCCASIONS),
-    "masks": lambda patch: (_undrawn_all(patch, "shut", "open"), _no_exchanges(patch))[0],
+    "masks": lambda patch: (_undrawn_all(patch, "shut", "open", "afar"), _no_exchanges(patch))[0],
     # Neighbours are repeats, and of the highest and the lowest numbers many are alike.
     "repeats": lambda patch: _undrawn_all(patch, "repeats", "neighbours", *EXTREMES),
     "ends": lambda patch: _undrawn_all(patch, "ends", *EXTREMES),

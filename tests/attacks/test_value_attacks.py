@@ -796,7 +796,8 @@ _RESULTS = {
 _SHOWN: dict[str, tuple[str, ...]] = {
     "paged": ("",),
     "neighbours": ("",),
-    "shut": ("/shut", "/fronts"),
+    "shut": ("/shut", "/fronts", "/afar"),
+    "fronts": ("/fronts", "/afar"),
     "highest": ("/highest", "/lowest"),
     "frequent": ("/frequent", "/highest", "/lowest"),
     "extremes": ("/extremes", "/highest", "/lowest", "/frequent"),
