@@ -605,7 +605,8 @@ def oracle_environment(device: str, cache_dir: Path, extra: Mapping[str, str]) -
 def compiler_caches(cache_dir: Path) -> tuple[tuple[str, str], ...]:
     """Where torch.compile keeps what it compiled, as variables: for processes that run no code of a candidate's. Where
     a user's TORCHINDUCTOR_CACHE_DIR says, if there is one; in ``cache_dir`` otherwise."""
-    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir / "inductor")
+    # Absolute: these processes have working directories of their own.
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir / "inductor").absolute()
     return (("TORCHINDUCTOR_CACHE_DIR", str(folder)), ("TRITON_CACHE_DIR", str(folder / "triton")))
 
 

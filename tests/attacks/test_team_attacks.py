@@ -167,8 +167,11 @@ def test_threads_that_get_none_of_a_few_elements(
 def test_threads_that_add_to_the_same_sum(
     evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = judged(evaluator, tmp_path_factory, "pooled", "ATOMIC", "")
-    assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
+    for _ in range(6):  # now and then another trial shows it
+        refused = judged(evaluator, tmp_path_factory, "pooled", "ATOMIC", "")
+        assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
+        if "threads that meet, hub" in refused.reason:
+            break
     assert "threads that meet, hub" in refused.reason, refused.reason
     twin = judged(evaluator, tmp_path_factory, "pooled", "ATOMIC", "#pragma omp atomic")
     assert twin.status is Status.PASSED, twin.reason

@@ -16,7 +16,7 @@ from judged_targets import find, write_repo
 
 from pytest_cudaforge.discovery import discover
 from pytest_cudaforge.errors import OracleError, TargetError
-from pytest_cudaforge.evaluation.oracle import FATAL_VARIANT, OracleClient
+from pytest_cudaforge.evaluation.oracle import FATAL_VARIANT, OracleClient, compiler_caches
 from pytest_cudaforge.plan import TensorSpec
 from pytest_cudaforge.records import to_json
 
@@ -327,3 +327,16 @@ def test_timeout_ends_a_hanging_reference(tmp_path: Path) -> None:
         with pytest.raises(OracleError, match=r"did not answer facts within 0.5 s"):
             fresh.facts(find(tmp_path, "::hang"))
         assert fresh.pid is None
+
+
+@pytest.mark.parametrize(
+    ("said", "folder"), [("", "cache/inductor"), ("own", "own"), ("/somewhere/else", "/somewhere/else")]
+)
+def test_what_the_compiler_made_lies_where_its_user_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", said)
+    places = dict(compiler_caches(tmp_path / "cache"))
+    assert places["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / folder)
+    assert places["TRITON_CACHE_DIR"] == str(tmp_path / folder / "triton")
