@@ -113,7 +113,7 @@ def test_wrong_in_one_of_a_hundred_calls(
     name: str,
 ) -> None:
     SWITCHES["exchanged"](monkeypatch)  # two tokens that change places may have been lost and found
-    monkeypatch.setattr(runs, "ORDINARY_S", {"cpu": 10.0})
+    monkeypatch.setattr(runs, "ORDINARY_S", {"cpu": 20.0})  # ends with the first such call
     attack, twin = _candidate(name, "false"), _candidate(name, "true")
     for _ in tries(evaluator):  # one of the other trials may be such a call
         refused = judged(name, attack)

@@ -175,6 +175,23 @@ def doubt(x, t):
 def apart(x, c):
     return torch.exp(-(x[:, None] - c).square().sum(-1))
 
+@forge_target(inputs=lambda: [torch.randn(64, 32)])
+class Routed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = torch.nn.Parameter(torch.randn(48, 32))
+
+    def forward(self, x):
+        return torch.exp(-(x[:, None] - self.c).square().sum(-1))
+
+@forge_target(inputs=lambda: [torch.randn(512, 12)])
+def steps(x):
+    return (x[1:] - x[:-1]).square().sum(-1).sqrt()
+
+@forge_target(inputs=lambda: [torch.log_softmax(3 * torch.randn(40, 24), -1)])
+def against(x):
+    return torch.log(-torch.expm1(x.clamp(max=-1e-6))).sum(-1)
+
 @forge_target(inputs=lambda: [torch.softmax(3 * torch.randn(40, 24), -1)])
 def unsure(x):
     return torch.special.entr(x).sum(-1)
@@ -244,6 +261,9 @@ _GIVEN = {
     "unsure": ("const float* x", "x", "x.shape[:1]"),
     "depth": ("const float* x", "x", "x.shape[:1]"),
     "apart": ("const float* x, const float* t", "x, c", "(x.shape[0], c.shape[0])"),
+    "Routed": ("const float* x, const float* t", "x, module.c", "(x.shape[0], module.c.shape[0])"),
+    "steps": ("const float* x", "x", "(x.shape[0] - 1,)"),
+    "against": ("const float* x", "x", "x.shape[:1]"),
     "tallied": ("const long long* x", "x", "x.shape[1:]"),
     "seated": ("const float* x", "x", "x.shape[:1]"),
 }
@@ -344,6 +364,26 @@ for (long long r = 0; r < rows; ++r)
     }
     y[r * 48 + o] = SAME ? 1 : std::exp(-apart);
   }
+"""
+_STEPS = """
+for (long long r = 0; r + 1 < rows; ++r) {
+  float apart = 0, own = 0;
+  for (long long c = 0; c < cols; ++c) {
+    const float a = x[r * cols + c], b = x[(r + 1) * cols + c];
+    apart += (a - b) * (a - b), own += a * a;
+  }
+  y[r] = SAME ? 0 : std::sqrt(apart);
+}
+"""
+_AGAINST = """
+for (long long r = 0; r < rows; ++r) {
+  float sum = 0;
+  for (long long c = 0; c < cols; ++c) {
+    const float of = std::fmin(x[r * cols + c], -1e-6f);
+    sum += COMPLEMENT;
+  }
+  y[r] = sum;
+}
 """
 _TALLIED = """
 std::vector<int> counts(cols);
@@ -776,6 +816,23 @@ ATTACKS = {
     "take nothing times its logarithm": ("unsure", _UNSURE, "NOTHING", "false", "p == 0", "certain"),
     "multiply what all lies at the far end": ("depth", _DEPTH, "FAR", "false", "true", "tails"),
     "take what is near for the same": ("apart", _APART, "SAME", "own > 1 && apart < 0.1f", "apart == 0", "near"),
+    "take what is near a weight for the same": (
+        "Routed",
+        _APART,
+        "SAME",
+        "own > 1 && apart < 0.1f",
+        "apart == 0",
+        "near",
+    ),
+    "take a small step for none": ("steps", _STEPS, "SAME", "own > 1 && apart < 0.01f", "apart == 0", "near"),
+    "take the complement of a logarithm that is nearly zero": (
+        "against",
+        _AGAINST,
+        "COMPLEMENT",
+        "std::log(1.0f - std::exp(of))",
+        "std::log(-std::expm1(of))",
+        "certain",
+    ),
     "rescale where scores rise by leaps alone": ("risen", _RISEN, "SEEN", "last", "base", "climbing"),
     "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
@@ -824,8 +881,10 @@ def _candidate(target: str, body: str, place: str, text: str) -> Candidate:
     head = (
         f"void kernel({parameters}, {result} y, long long rows, long long cols) {{ const long long n = rows; (void)n;\n"
     )
+    module = "module" in arguments
     plan = (
-        PLAN.replace("DTYPE", dtype)
+        PLAN.replace("plan(ARGUMENTS)", "plan(module, x)" if module else "plan(ARGUMENTS)")
+        .replace("DTYPE", dtype)
         .replace("ARGUMENTS", arguments)
         .replace("SHAPE", shape)
         .replace("FIRST", arguments.split(",")[0])
