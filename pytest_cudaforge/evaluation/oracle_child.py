@@ -55,6 +55,7 @@ from pytest_cudaforge.evaluation.variants import (
     grows_far,
     kind_of,
     landmark_names,
+    left_names,
     mixed_names,
     multiple_names,
     neighbour_names,
@@ -92,6 +93,8 @@ _MOST_VARIANT_S = 1.0
 _MOST_APART, _APART_S = 2, 1.0
 #: Elements of a call's tensors next to a number that a candidate names, at most, and how long such calls are tried.
 _LANDMARKS_S = 5.0
+#: How long calls of all remainders are looked for.
+_LEFT_S = 1.0
 _MOST_BY_LANDMARKS = {"cpu": 3 << 24, "cuda": 1 << 27}
 _LANGUAGES = ("cuda", "triton", "cpp")
 
@@ -255,6 +258,9 @@ class _Oracle:
             free = {old for old, _ in (side_of(name) for name, _ in found)}
             for name in _left(mixed_names(args, kwargs, free), fatal):
                 found += self._variants(subject, workload, [name])
+            until = time.monotonic() + _LEFT_S
+            for name in _left(left_names(args, kwargs, free), fatal):
+                found += self._variants(subject, workload, [name]) if time.monotonic() < until else []
             for vast in (vast_names, usual_names):
                 found += self._first(subject, workload, _left(vast(args, kwargs), fatal))
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_cudaforge.evaluation.exchanges import unravelled
 from pytest_cudaforge.records import Mismatch
 
 __all__ = ["POISON", "ZONES", "unwritten"]
@@ -45,7 +46,7 @@ def unwritten(path: str, candidate: Tensor, reference: Tensor, poison: int, patt
     detail = f"never written: {left} of {flat.numel()} elements still hold what was there before the call"
     if candidate.dtype.is_floating_point and poison == POISON[0]:
         detail += ", NaN (or were computed from memory that nothing was written to)"
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), candidate.shape))
+    index = tuple(int(place) for place in unravelled(first, tuple(candidate.shape)))
     kind = "values" if candidate.dtype.is_floating_point or candidate.dtype.is_complex else "integer"
     return [Mismatch(path, kind, detail, index=index, pattern=pattern)]
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -32,10 +33,12 @@ __all__ = ["Plans", "Prober", "narrow"]
 #: How the names of probes begin that have other values, and other strides, as in ``variants``, which needs torch.
 _OTHER, _STRIDED, _APART = "other ", "strided", "apart"
 #: ... and those of probes that say something where a plan takes such a call, and nothing where it does not.
-_TINY, _TALL = "tiny", "tall"
+_TINY, _TALL, _LEFT = "tiny", "tall", "left"
 #: So many OpenMP threads as are more than there is to do.
 _TEAM = 193
 _IF_TAKEN = ("strided in front", "strided order", _TINY, _TALL, "mixed", "only last", "all but last")
+#: How long calls of all remainders are made.
+_LEFT_S = 1.5
 _SIZE, _CHANGE = re.compile(r"size (\d+) -> (\d+)"), re.compile(r"(\d+) -> (\d+)")
 #: A tensor's least alignments that are tried, in this order, and the one that all contract trials have.
 _ALIGNMENTS = (1, 16, 32, 64)
@@ -175,7 +178,7 @@ class Prober:
             self._let_go()
 
     def _try_all(self) -> None:
-        sizes, tiny = 0, False
+        sizes, tiny, remainders = 0, False, list[tuple[str, WorkloadFacts]]()
         variants = self.benches.setting.oracle.variants(self.benches.target, self.product.workload.name)
         for (name, _), members in itertools.groupby(variants, key=_kind_of):
             if name.startswith(_OTHER):
@@ -187,6 +190,9 @@ class Prober:
                 for apart, variant in members:
                     self._try_apart(apart, variant)
                 continue
+            if name.startswith(_LEFT):
+                remainders += members
+                continue
             if name.startswith(_IF_TAKEN) and not self._takes(name, self.product.traced.main):
                 continue
             sizes += not strided
@@ -197,9 +203,22 @@ class Prober:
                 self._try_first(list(members), strided)
                 tiny = tiny or few
         if self.facts.dynamic and self.kitchen.own_code:
+            self._try_remainders(remainders)
             self._try_landmarks()
         if not sizes:
             narrow(self.benches, "no neighbouring shape could be drawn", drawn=True)
+
+    def _try_remainders(self, members: Sequence[tuple[str, WorkloadFacts]]) -> None:
+        """As many of them as there is time for, of kernels that are built already: a tail is code of theirs."""
+        until = time.monotonic() + _LEFT_S
+        for name, workload in members:
+            if time.monotonic() > until:
+                return
+            try:
+                problem = self._variant_problem(name, workload, contract=False)
+            except _Untried:
+                continue
+            self._conclude(name, problem, True, strided=False)
 
     def _try_landmarks(self) -> None:
         """Sizes next to those that the candidate names; one that it refuses it may name for that."""

@@ -93,6 +93,8 @@ class RedZones:
         self._places, self._sources = (
             torch.cat([*t, torch.empty(0).long()]).to(bytes_.device) for t in (places, sources)
         )
+        # On a host slices are faster than places, on a device one kernel is faster than many.
+        self._views = [bytes_[o : o + n] for o, n in self.zones] if bytes_.device.type == "cpu" else []
         self._image = torch.empty(0)
 
     def write(self, pattern: int | None) -> None:
@@ -101,15 +103,25 @@ class RedZones:
             self._image = self.bytes[self._sources]
         else:
             self._image = torch.full_like(self._places, pattern, dtype=torch.uint8)
-        self.bytes[self._places] = self._image
+        for view, part in zip(self._views, self._parts(), strict=False):
+            view.copy_(part)
+        if not self._views:
+            self.bytes[self._places] = self._image
 
     def changed(self) -> list[int]:
         """Offsets of the zones that do not hold any more what was written there."""
+        if self._views:
+            held = zip(self.zones, self._views, self._parts(), strict=True)
+            return [offset for (offset, _), view, part in held if not torch.equal(view, part)]
         wrong = self.bytes[self._places] != self._image
         if not bool(wrong.any()):
             return []
         places = self._places[wrong]
         return [o for o, n in self.zones if bool(((places >= o) & (places < o + n)).any())]
+
+    def _parts(self) -> Sequence[Tensor]:
+        """What was written, zone by zone."""
+        return torch.split(self._image, [nbytes for _, nbytes in self.zones]) if self._views else ()
 
 
 def _neighbour(zone: Tensor, regions: Sequence[tuple[int, int]]) -> Tensor:

@@ -69,7 +69,7 @@ _EDITS, _EDITED = 6, "a call behind others, after a few elements of what they ha
 _BETWEEN_CALLS = "values that changed between two of many calls, without a pause"
 #: Calls in a batch after which memory is looked at, in time and number; how many batches have to leave how much, and
 #: so many times as long ones as much more.
-_LEAK_S, _LEAK_CALLS, _LEAK_BATCHES, _LEAK_BYTES = 0.008, 1024, 3, 2 * resource.getpagesize()
+_LEAK_S, _LEAK_CALLS, _LEAK_BATCHES, _LEAK_BYTES = 0.008, 1024, 3, resource.getpagesize()
 _LEAK_FACTORS, _LEAK_MOST_BYTES, _LEAK_FEWEST = (1, 4, 16), 1 << 26, 128
 #: No kernel holds so many descriptors open; a worker may have twice as many (sandbox.Limits).
 _MOST_OPEN = 128

@@ -5,7 +5,8 @@ A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided
 ``"strided expanded"``, ``"strided overlapping 8421"`` (by a seed), ``"strided in front"``,
 ``"strided order 8421"`` and ``"strided order 8421, second innermost"`` (by a seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
-``"tall 64 -> 70001, 480 -> 6"``, ``"mixed 64 -> 9, 480 -> 1031"``, ``"only last 64 -> 43"``,
+``"tall 64 -> 70001, 480 -> 6"``, ``"mixed 64 -> 9, 480 -> 1031"``, ``"left 64 -> 75, 480 -> 491"``,
+``"only last 64 -> 43"``,
 ``"all but last 64 -> 43"``, ``"apart 64 -> 43 at 1[0], 2[0]"`` (by path and dimension),
 ``"further 64 -> 791"`` (where integers point into it), ``"other kw.mask"`` (by path). Numbers are drawn secretly, so
 that no kernel can know the sizes and strides that it will be tried with.
@@ -30,6 +31,7 @@ __all__ = [
     "APART",
     "EXPANDED",
     "IN_FRONT",
+    "LEFT",
     "MIXED",
     "MOST_TALL",
     "ORDER",
@@ -48,6 +50,7 @@ __all__ = [
     "grows_far",
     "kind_of",
     "landmark_names",
+    "left_names",
     "mixed_names",
     "multiple_names",
     "neighbour_names",
@@ -84,6 +87,8 @@ TINY = "tiny"
 TALL = "tall"
 #: With all sizes others, larger and smaller ones.
 MIXED = "mixed"
+#: With all sizes others, of which as much is left behind the last whole vector as a number says.
+LEFT = "left"
 #: With a size changed in last dimensions alone, or in all others alone.
 PARTED = ("only last", "all but last")
 #: With a size changed in some tensors, and left in others.
@@ -111,6 +116,9 @@ _ACCIDENTAL, _TWINS = 4, (6, 8, 10, 12)
 _WIDE, _WIDE_OTHERS = (1500, 60_000), (16, 48)
 #: By how much all sizes change at once, at least and at most: by less where that is too much.
 _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
+#: What may be left of a size behind its last whole vector, or tile; a size as long as most are, where it is longer by
+#: far; and all tensors' elements at most.
+_LANES, _LEFT_SPREAD, _LEFT_LEAST, _LEFT_ELEMENTS = 32, 1.5, 8, 1 << 17
 #: How many pairs of neighbouring sizes grow, and by how much at most, by less where that is too much.
 _MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: More elements than 24 bits count, and all tensors' at most.
@@ -170,7 +178,7 @@ def apply_variant(
         # The others first: what grows is small by then.
         for old, new in sorted(_changes(name).items(), key=lambda change: change[1] > change[0]):
             leaves = {k: _resized(leaf, old, new) if isinstance(leaf, Tensor) else leaf for k, leaf in leaves.items()}
-    elif name.startswith((TINY, MIXED, *PARTED)):
+    elif name.startswith((TINY, MIXED, LEFT, *PARTED)):
         sizes = _changes(name)
         places = _places_of(name)
         leaves = {
@@ -485,6 +493,36 @@ def mixed_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collecti
                 yield f"{MIXED} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
                 break
     yield from _aspects(tensors, sizes, safe, room)
+
+
+def left_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], free: Collection[int]) -> Iterator[str]:
+    """Names of variants in which all sizes that are ``free`` to change leave each remainder once, in no order, whatever
+    number of lanes up to :data:`_LANES` a power of two is: a tail may be right for some of them only."""
+    tensors, safe = _sizes(args, kwargs)
+    sizes = [size for size in safe if size in free]
+    most = _few_elements(tensors, sizes)
+    orders = {size: CHANCE.sample(range(_LANES), _LANES) for size in sizes}
+    for number in range(_LANES if most else 0):
+        changes = {size: _that_leaves(order[number], most[size]) for size, order in orders.items()}
+        if len({*changes.values(), *safe}) == len(changes) + len(safe):
+            yield f"{LEFT} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
+
+
+def _few_elements(tensors: Collection[Tensor], sizes: Sequence[int]) -> dict[int, int]:
+    """How long each of ``sizes`` may be, the leading ones little where it were too many elements; none, where it is so
+    even then."""
+    most = {size: max(2 * _LANES, int(_LEFT_SPREAD * size)) for size in sizes}
+    for size in sizes:
+        if sum(_numel_with(tensor, most) for tensor in tensors) <= _LEFT_ELEMENTS:
+            break
+        most[size] = min(most[size], 2 * _LANES)
+    return most if sum(_numel_with(tensor, most) for tensor in tensors) <= 2 * _LEFT_ELEMENTS else {}
+
+
+def _that_leaves(remainder: int, most: int) -> int:
+    """A number of which so many lanes leave ``remainder``, up to ``most``, as a rule no small one."""
+    numbers = range(remainder, most + 1, _LANES)
+    return CHANCE.choice([number for number in numbers if number >= _LEFT_LEAST] or list(numbers))
 
 
 def _aspects(tensors: Collection[Tensor], sizes: Sequence[int], safe: Sequence[int], room: float) -> Iterator[str]:

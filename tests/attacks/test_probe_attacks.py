@@ -171,6 +171,21 @@ def test_rows_of_a_known_length_only(judged: Judged, monkeypatch: pytest.MonkeyP
     assert not _sizes(judged("largest_drawn", SMALL))
 
 
+def test_a_tail_that_is_wrong_for_one_remainder(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = _candidate("if ((cols & 31) * 3 % 32 == 1) return;")  # eleven are left
+    # Another size may leave as many by chance.
+    _only(monkeypatch, lambda name: name.startswith("left") or "11" not in _remainders(name))
+    refused = judged("largest", tail)
+    assert refused.status is Status.REJECTED and ": left " in refused.reason, refused.reason
+    assert not _sizes(judged("largest", HONEST))
+    _only(monkeypatch, lambda name: "11" not in _remainders(name))
+    assert not _sizes(judged("largest", tail))
+
+
+def _remainders(name: str) -> list[str]:
+    return [str(int(new) % 32) for new in re.findall(r"-> (\d+)", name)]
+
+
 def test_other_constants_than_those_of_the_drawn_calls(judged: Judged) -> None:
     """Of these production would build what nobody tried; larger sizes have the drawn ones, and are right."""
     wrong = KERNEL.replace("BEFORE", "if (NARROW) return;").replace("FIRST", "0").replace("LAST", "rows")

@@ -31,6 +31,7 @@ from pytest_cudaforge.evaluation.variants import (
     front_names,
     further_names,
     grown_size,
+    left_names,
     mixed_names,
     neighbour_names,
     order_names,
@@ -219,6 +220,23 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
     (x,), kwargs = apply_variant(f"{OTHER}kw.mask", *calls[0])
     assert torch.equal(x, calls[0][0][0])
     assert torch.equal(kwargs["mask"].sum(1), mask.sum(1)) and not torch.equal(kwargs["mask"], mask)
+
+
+@pytest.mark.parametrize("shape", [(20, 257), (4096, 4097)])
+def test_each_remainder_is_left_once(shape: tuple[int, int]) -> None:
+    call = (torch.randn(shape), torch.randn(shape[1]))
+    names = list(left_names(call, {}, set(shape)))
+    changes = [{int(old): int(new) for old, new in re.findall(r"(\d+) -> (\d+)", name)} for name in names]
+    assert len(names) >= 28 and all(name.startswith("left ") for name in names)  # two sizes never become one
+    for size in shape:
+        assert len({change[size] % 32 for change in changes}) == len(changes)
+    assert all(change[shape[0]] * change[shape[1]] <= 1 << 18 for change in changes)
+    assert list(apply_variant(names[0], call, {})[0][0].shape) == [changes[0][size] for size in shape]
+    assert not list(left_names(call, {}, ()))
+
+
+def test_sizes_beside_ones_that_stay_are_not_tried_in_numbers() -> None:
+    assert not list(left_names((torch.randn(1, 20, 1 << 14),), {}, {20}))
 
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
