@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 from known_ceilings import cache_with_ceilings
@@ -33,22 +33,30 @@ def plan(x, OTHER):
 """
 
 
-def _judged(tmp_path: Path, name: str, other: str, answer: str) -> Evaluation:
-    (tmp_path / "targets.py").write_text(TARGETS)
-    target = next(target for target in discover([tmp_path], tmp_path).targets if target.qualname == name)
+Judge = Callable[[str, str, str], Evaluation]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    root = tmp_path_factory.mktemp("repo")
+    (root / "targets.py").write_text(TARGETS)
+    targets = {target.qualname: target for target in discover([root], root).targets}
+    settings = EvaluatorSettings(cache_dir=cache_with_ceilings(root / "cache"), lock_dir=root)
+    with Evaluator(settings) as evaluator:
+        yield lambda name, other, answer: evaluator.evaluate(_candidate(other, answer), targets[name], timing=False)
+
+
+def _candidate(other: str, answer: str) -> Candidate:
     source = f"""void kernel(const float* x, const {other}, float* y, long long rows, long long cols) {{
   for (long long r = 0; r < rows; ++r)
     for (long long c = 0; c < cols; ++c) y[r * cols + c] = {answer};
 }}"""
-    plan = PLAN.replace("OTHER", other.split()[-1].strip("*"))
-    settings = EvaluatorSettings(cache_dir=cache_with_ceilings(tmp_path / "cache"), lock_dir=tmp_path)
-    with Evaluator(settings) as evaluator:
-        return evaluator.evaluate(Candidate.of("cpp", {"kernel.cpp": source, "plan.py": plan}), target, timing=False)
+    return Candidate.of("cpp", {"kernel.cpp": source, "plan.py": PLAN.replace("OTHER", other.split()[-1].strip("*"))})
 
 
 @pytest.mark.parametrize(("weight", "built_in"), [("weights[c]", False), ("(c + 1) * 0.25f", True)])
-def test_weights_that_are_built_in_are_told(tmp_path: Path, weight: str, built_in: bool) -> None:
-    evaluation = _judged(tmp_path, "weighted", "float* weights", f"{weight} * x[r * cols + c]")
+def test_weights_that_are_built_in_are_told(judged: Judge, weight: str, built_in: bool) -> None:
+    evaluation = judged("weighted", "float* weights", f"{weight} * x[r * cols + c]")
     assert evaluation.passed, evaluation.reason
     assert ("note: input 1 is the same in every draw; with other" in evaluation_text(evaluation)) is built_in
 
@@ -56,6 +64,6 @@ def test_weights_that_are_built_in_are_told(tmp_path: Path, weight: str, built_i
 @pytest.mark.parametrize(
     ("kept", "status"), [("mask[r * cols + c]", Status.PASSED), ("c <= r + 8", Status.INCORRECT_NUMERICAL)]
 )
-def test_a_mask_has_to_be_read(tmp_path: Path, kept: str, status: Status) -> None:
-    evaluation = _judged(tmp_path, "masked", "bool* mask", f"{kept} ? x[r * cols + c] : -1.0f")
+def test_a_mask_has_to_be_read(judged: Judge, kept: str, status: Status) -> None:
+    evaluation = judged("masked", "bool* mask", f"{kept} ? x[r * cols + c] : -1.0f")
     assert evaluation.status is status, evaluation.reason

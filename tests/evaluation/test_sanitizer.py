@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from known_ceilings import cache_with_ceilings
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.discovery import discover
@@ -355,7 +356,8 @@ def test_asked_for_on_a_cpu_the_verdict_says_why_not(tmp_path: Path) -> None:
     (tmp_path / "layers.py").write_text(LAYERS)
     target = discover([tmp_path / "layers.py"], tmp_path).targets[0]
     candidate = Candidate.of("cpp", {"kernel.cpp": CPP, "plan.py": CPP_PLAN})
-    with Evaluator(EvaluatorSettings(cache_dir=tmp_path / "cache", lock_dir=tmp_path)) as evaluator:
+    settings = EvaluatorSettings(cache_dir=cache_with_ceilings(tmp_path / "cache"), lock_dir=tmp_path)
+    with Evaluator(settings) as evaluator:
         verdict = evaluator.evaluate(candidate, target, timing=False, sanitize=True)
         winner = evaluator.evaluate(candidate, target, timing=False, fresh=True)
         by_hand = evaluator.evaluate(candidate, target, timing=False, sanitize=None)

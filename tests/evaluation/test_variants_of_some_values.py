@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,18 @@ def plan(x):
 SOURCE = "void kernel(const float* x, float* y, long long n) { for (long long i = 0; i < n; ++i) y[i] = 2 * x[i]; }"
 
 
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    root = tmp_path_factory.mktemp("judge")
+    with Evaluator(EvaluatorSettings(cache_dir=cache_with_ceilings(root / "cache"), lock_dir=root)) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("promised", [False, True], ids=["sizes as drawn", "any size"])
-def test_such_sizes_are_tried_no_further(tmp_path: Path, promised: bool) -> None:
+def test_such_sizes_are_tried_no_further(evaluator: Evaluator, tmp_path: Path, promised: bool) -> None:
     (tmp_path / "targets.py").write_text(TARGET.replace("PROMISED", ", dynamic=True" * promised))
     (target,) = discover([tmp_path], tmp_path).targets
-    settings = EvaluatorSettings(cache_dir=cache_with_ceilings(tmp_path / "cache"), lock_dir=tmp_path)
     candidate = Candidate.of("cpp", {"kernel.cpp": SOURCE, "plan.py": PLAN})
-    with Evaluator(settings) as evaluator:
-        evaluation = evaluator.evaluate(candidate, target, timing=False)
+    evaluation = evaluator.evaluate(candidate, target, timing=False)
     assert evaluation.status is Status.PASSED, evaluation.reason
     assert "takes calls of that kind now and then" in str(to_json(evaluation))
