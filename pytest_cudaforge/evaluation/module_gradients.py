@@ -32,6 +32,8 @@ _SELDOM, _OUTSTANDING_LONG, _FORGOTTEN = 32, (600, 0.5), (5000, 0.5)
 _LET_GO = 4
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
+#: Gradients of which memory has few elements, by turns (see :func:`_once`).
+_FEW_IN_MEMORY = (("all", "rows"), ("first", "second"))
 #: Gradients that are kept until the next call are no larger.
 _KEPT_BYTES = 1 << 26
 
@@ -122,7 +124,8 @@ class Gradients:
         returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
         given_grads = [grad if self._calls % 2 else _scattered(grad, self._calls // 2) for _, grad in recorded]
         if self._calls % 2 == 0:
-            _compare_losses([out for out, _ in recorded], list(sources.values()))
+            ways = _FEW_IN_MEMORY[self._calls // 2 % 2]
+            _compare_losses([out for out, _ in recorded], list(sources.values()), ways)
         found = torch.autograd.grad(
             [out for out, _ in recorded], list(sources.values()), given_grads, allow_unused=True
         )
@@ -219,13 +222,13 @@ def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
     return any(one.data_ptr() <= at < one.data_ptr() + one.nbytes() for one in storages)
 
 
-def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Gradients of sums of the outputs, whose own gradient memory has once, and of the same losses by other means; what
-    was saved is there for the next after each. Raises RuntimeError."""
+def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], ways: Collection[str]) -> None:
+    """Gradients of sums of the outputs, of which memory has few elements (see :func:`_once`), and of the same losses by
+    other means; what was saved is there for the next after each. Raises RuntimeError."""
     import torch
 
-    for along_rows in (False, True):
-        once = [_once(out, along_rows=along_rows) for out in outputs]
+    for way in ways:
+        once = [_once(out, way) for out in outputs]
         found = [
             torch.autograd.grad(outputs, sources, grads, allow_unused=True, retain_graph=True)
             for grads in (once, [one.contiguous() for one in once])
@@ -233,14 +236,17 @@ def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Ten
         _require_alike(*found)
 
 
-def _once(output: torch.Tensor, *, along_rows: bool) -> torch.Tensor:
+def _once(output: torch.Tensor, way: str) -> torch.Tensor:
     """A gradient of ``output`` of which memory has one element, that of a sum, or one row, that of a sum over rows that
-    is weighted."""
+    is weighted, or one of what its first or its second dimension counts, that of a sum over samples or over places."""
     import torch
 
-    size = output.shape[-1:] if along_rows and output.dim() else ()
-    one = torch.ones(size, dtype=output.dtype, device=output.device)
-    return (one.cumsum(-1) / max(1, one.numel()) if size else one).expand_as(output)
+    shape = list(output.shape)
+    kept = {"all": [], "rows": shape[-1:], "first": shape[1:], "second": shape[:1] + [1] * bool(shape[1:]) + shape[2:]}
+    memory = [1] * (len(shape) - len(kept[way])) + kept[way]
+    ones = torch.ones(memory, dtype=output.dtype, device=output.device)
+    weights = ones if way == "all" else ones.flatten().cumsum(0).div(max(1, ones.numel())).view(memory)
+    return weights.expand_as(output)
 
 
 def _require_alike(found: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | None]) -> None:
@@ -263,12 +269,16 @@ def _named(keys: Collection[str]) -> str:
 
 
 def _scattered(grad: torch.Tensor, number: int) -> torch.Tensor:
-    """The same values with other strides: behind a transpose, or, for every other ``number``, rows of a wider one, as
-    behind a concatenation."""
+    """The same values with other strides, one way after another: behind a transpose of the outer dimensions, rows of a
+    wider one, as behind a concatenation, samples of more places than these, or places before samples."""
     import torch
 
-    if grad.dim() > 1 and number % 2:
-        return torch.cat([grad, grad[..., :1]], -1)[..., :-1]
-    if grad.dim() > 1:
+    if grad.dim() < 2:
+        return torch.stack([grad, grad], -1)[..., 0] if grad.dim() else grad
+    way = number % (4 if grad.dim() > 2 else 2)
+    if way == 0:
         return grad.transpose(0, -1).contiguous().transpose(0, -1)
-    return torch.stack([grad, grad], -1)[..., 0] if grad.dim() else grad
+    if way == 3:
+        return grad.transpose(0, 1).contiguous().transpose(0, 1)
+    dim = grad.dim() - 1 if way == 1 else 1
+    return torch.cat([grad, grad.narrow(dim, 0, min(1, grad.shape[dim]))], dim).narrow(dim, 0, grad.shape[dim])

@@ -60,6 +60,7 @@ from pytest_cudaforge.evaluation.variants import (
     multiple_names,
     neighbour_names,
     order_names,
+    outer_names,
     parted_names,
     rounder_names,
     side_of,
@@ -224,7 +225,7 @@ class _Oracle:
         found = []
         others = fixed_names((args, kwargs), subject.draw(workload, 1))
         promised = subject.options.strides == "any"
-        orders = order_names(args, kwargs, promised)
+        orders = [*outer_names(args, kwargs), *order_names(args, kwargs, promised)]
         for name in _left([*strided_names(promised), *front_names(args, kwargs), *orders, *others], fatal):
             found += self._variants(subject, workload, [name])
         if sizes:

@@ -36,7 +36,7 @@ _OTHER, _STRIDED, _APART = "other ", "strided", "apart"
 _TINY, _TALL, _LEFT = "tiny", "tall", "left"
 #: So many OpenMP threads as are more than there is to do.
 _TEAM = 193
-_IF_TAKEN = ("strided in front", "strided order", _TINY, _TALL, "mixed", "only last", "all but last")
+_IF_TAKEN = ("strided in front", "strided outer", "strided order", _TINY, _TALL, "mixed", "only last", "all but last")
 #: How long calls of all remainders are made.
 _LEFT_S = 1.5
 _SIZE, _CHANGE = re.compile(r"size (\d+) -> (\d+)"), re.compile(r"(\d+) -> (\d+)")

@@ -2,8 +2,9 @@
 In the oracle's process only.
 
 A variant has a name that says all: ``""`` (as drawn), ``"strided"``, ``"strided step 3"``, ``"strided pad 5"``,
-``"strided expanded"``, ``"strided overlapping 8421"`` (by a seed), ``"strided in front"``,
-``"strided order 8421"`` and ``"strided order 8421, second innermost"`` (by a seed),
+``"strided expanded"``, ``"strided overlapping 8421"`` (by a seed), ``"strided in front"``, ``"strided outer 2"`` and
+``"strided outer 2, channels last"``, ``"strided order 8421"`` and ``"strided order 8421, second innermost"`` (by a
+seed),
 ``"size 64 -> 43"``, ``"size 64 -> 791"``, ``"tiny 64 -> 5, 480 -> 33"`` (all at once),
 ``"tall 64 -> 70001, 480 -> 6"``, ``"mixed 64 -> 9, 480 -> 1031"``, ``"left 64 -> 75, 480 -> 491"``,
 ``"only last 64 -> 43"``,
@@ -36,6 +37,7 @@ __all__ = [
     "MOST_TALL",
     "ORDER",
     "OTHER",
+    "OUTER",
     "OVERLAPPING",
     "PARTED",
     "STRIDED",
@@ -55,6 +57,7 @@ __all__ = [
     "multiple_names",
     "neighbour_names",
     "order_names",
+    "outer_names",
     "parted_names",
     "rounder_names",
     "side_of",
@@ -79,6 +82,8 @@ EXPANDED = f"{STRIDED} expanded"
 OVERLAPPING = f"{STRIDED} overlapping"
 #: With the dimensions before the last one swapped in memory, as heads and positions are behind a transpose.
 IN_FRONT = f"{STRIDED} in front"
+#: With the outermost dimension's entries apart and all else dense, as a slice of maps, or every other sample, is.
+OUTER = f"{STRIDED} outer"
 #: With all dimensions in another order in memory, such as no memory format has, perhaps with padding between.
 ORDER = f"{STRIDED} order"
 #: With several sizes far smaller.
@@ -101,6 +106,7 @@ _SPREAD = re.compile(rf"{STRIDED} (step|pad) (\d+)")
 _OVERLAP = re.compile(rf"{OVERLAPPING} (\d+)")
 _ORDER, _SECOND = re.compile(rf"{ORDER} (\d+)(.*)"), ", second innermost"
 _ORDER_PADS = (0, 3)
+_OUTER, _CHANNELS_LAST, _OUTER_PADS = re.compile(rf"{OUTER} (\d+)(.*)"), ", channels last", (1, 3)
 _MAX_NEIGHBOURS = 3
 #: How many sizes that integers point into grow, and how far these reach at least.
 _MAX_FURTHER, _FURTHER_PLACES = 2, 300
@@ -167,6 +173,9 @@ def apply_variant(
         }
     elif name == IN_FRONT:
         leaves = {path: _swapped_in_front(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
+    elif match := _OUTER.fullmatch(name):
+        pad, last = int(match[1]), match[2] == _CHANNELS_LAST
+        leaves = {path: _outer(leaf, pad, last) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
     elif match := _ORDER.fullmatch(name):
         # Each in an order of its own: what holds for one tensor says nothing of the next.
         found = {path: random.Random(f"{match[1]} {path}") for path in leaves}
@@ -275,13 +284,38 @@ def _reordered(tensor: Tensor, chance: random.Random, second: bool) -> Tensor:
     known, order = (wide, [dim for dim in wide if dim != 1] + [1]), wide
     while order in known or (order[-1] == 1) != (second and 1 in wide):
         order = chance.sample(wide, len(wide))
+    padded, pad = chance.randrange(1, len(wide)), chance.randint(*_ORDER_PADS)
+    return _laid_out(tensor, order, order[padded], pad)
+
+
+def outer_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """:data:`OUTER`, in either known order, where a tensor has three dimensions: who knows an order by its inner
+    strides may take the outermost one for what it is as a rule."""
+    leaves, _ = flatten_call(args, kwargs)
+    deep = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and len(_wide_dims(leaf)) > 2]
+    if deep:
+        yield f"{OUTER} {CHANCE.randint(*_OUTER_PADS)}"
+    if any(1 in _wide_dims(leaf) for leaf in deep):
+        yield f"{OUTER} {CHANCE.randint(*_OUTER_PADS)}{_CHANNELS_LAST}"
+
+
+def _outer(tensor: Tensor, pad: int, channels_last: bool) -> Tensor:
+    """The same values, with ``pad`` slices more behind the second dimension in memory."""
+    wide = _wide_dims(tensor)
+    if len(wide) < 3:
+        return tensor
+    order = [*(dim for dim in wide if dim != 1), *(dim for dim in wide if dim == 1)] if channels_last else wide
+    return _laid_out(tensor, order, order[1], pad)
+
+
+def _laid_out(tensor: Tensor, order: Sequence[int], padded: int, pad: int) -> Tensor:
+    """The same values, the dimensions in memory in this ``order``, ``pad`` entries more behind ``padded``."""
     # Sizes of one have no place of their own.
-    order = [dim for dim in range(tensor.dim()) if dim not in wide] + order
-    padded, pad = chance.randrange(tensor.dim() - len(wide) + 1, tensor.dim()), chance.randint(*_ORDER_PADS)
+    order = [dim for dim in range(tensor.dim()) if dim not in order] + [*order]
+    place = order.index(padded)
     moved = tensor.permute(order)
-    moved = torch.cat([moved, *[moved.narrow(padded, 0, 1)] * pad], dim=padded).contiguous()
-    places = sorted(range(tensor.dim()), key=order.__getitem__)
-    return moved.narrow(padded, 0, tensor.shape[order[padded]]).permute(places)
+    moved = torch.cat([moved, *[moved.narrow(place, 0, 1)] * pad], dim=place).contiguous()
+    return moved.narrow(place, 0, tensor.shape[padded]).permute(sorted(range(tensor.dim()), key=order.__getitem__))
 
 
 def _places_of(name: str) -> Callable[[int, int], bool]:

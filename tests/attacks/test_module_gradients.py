@@ -174,6 +174,22 @@ def test_wrong_gradients_are_refused(
     assert _verdict(evaluator, root, attack).status is Status.PASSED
 
 
+def test_a_gradient_of_which_only_the_inner_strides_are_asked_for(
+    evaluator: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "layers.py").write_text(LAYERS.replace("randn(33, 64)", "randn(3, 11, 64)"))
+    found = _verdict(evaluator, tmp_path, _candidate("", "(grad * s).sum((0, 1))"))
+    assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason
+    wrong = (
+        "if grad.stride(-1) == 1: grad = grad.as_strided(s.shape, (s.shape[1] * grad.stride(1), *grad.stride()[1:]))"
+    )
+    attack = _candidate(wrong, "(grad * s).sum((0, 1))")
+    refused = _verdict(evaluator, tmp_path, attack)
+    assert refused.status is not Status.PASSED and "::backward" in refused.reason, refused.reason
+    monkeypatch.setattr(Attempt, "_verify_backward", lambda *_: None)
+    assert _verdict(evaluator, tmp_path, attack).status is Status.PASSED
+
+
 def test_a_loss_may_take_one_of_two_outputs(
     evaluator: Evaluator, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,34 @@ def test_strides_of_a_memory_format_that_one_of_them_promises(judged: Judged, mo
         assert not _guard(judged(name, wrong)).contiguous_only
 
 
+@pytest.mark.parametrize(
+    "dense",
+    [
+        "x.stride(1) == 1 and right == x.shape[1] and down == right * x.shape[3]",
+        "right == 1 and down == x.shape[3] and x.stride(1) == down * x.shape[2]",
+    ],
+    ids=["channels last", "contiguous"],
+)
+def test_strides_of_all_but_the_outermost_dimension(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, dense: str
+) -> None:
+    plan = PLANES_PLAN.replace("    if WHEN:", "    by_sample = BY if WHEN else x.stride(0)\n    if False:")
+    plan = plan.replace("x.stride(0), x.stride(1)", "by_sample, x.stride(1)").replace("WHEN", dense)
+    wrong, honest = (
+        Candidate.of("cpp", {"kernel.cpp": PLANES, "plan.py": plan.replace("BY", by)})
+        for by in ("x.numel() // x.shape[0]", "x.stride(0)")
+    )
+    refused, narrowed = judged("planes_anywhere", wrong), _guard(judged("planes_drawn", wrong))
+    assert refused.status is Status.REJECTED and "any strides: strided " in refused.reason, refused.reason
+    assert narrowed.contiguous_only and "strided outer" in str(narrowed.reasons)
+    for name in ("planes_anywhere", "planes_drawn"):
+        assert not _guard(judged(name, honest)).contiguous_only
+    # Rows of zero stride, or windows that overlap, lie behind one another otherwise as well.
+    _only(monkeypatch, lambda name: not name.startswith(("strided outer", "strided expanded", "strided overlapping")))
+    for name in ("planes_anywhere", "planes_drawn"):
+        assert not _guard(judged(name, wrong)).contiguous_only
+
+
 def test_wider_loads_than_its_tensors_are_aligned_to(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     aligned = _candidate("if ((uintptr_t)x % 32) return;")
     assert _guard(judged("largest_drawn", aligned)).align_bytes == 32

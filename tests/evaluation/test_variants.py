@@ -35,6 +35,7 @@ from pytest_cudaforge.evaluation.variants import (
     mixed_names,
     neighbour_names,
     order_names,
+    outer_names,
     parted_names,
     rounder_names,
     single_names,
@@ -220,6 +221,17 @@ def test_an_input_that_is_always_the_same_gets_other_values() -> None:
     (x,), kwargs = apply_variant(f"{OTHER}kw.mask", *calls[0])
     assert torch.equal(x, calls[0][0][0])
     assert torch.equal(kwargs["mask"].sum(1), mask.sum(1)) and not torch.equal(kwargs["mask"], mask)
+
+
+def test_entries_of_the_outermost_dimension_lie_apart() -> None:
+    maps, rows = torch.randn(3, 5, 4, 6), torch.randn(7, 8)
+    plain, last = outer_names((maps, rows), {})
+    assert plain.startswith("strided outer ") and last.endswith(", channels last")
+    for name, inner, by in ((plain, (24, 6, 1), 24), (last, (1, 30, 5), 30)):
+        (changed, same), _ = apply_variant(name, (maps, rows), {})
+        assert torch.equal(changed, maps) and same is rows
+        assert changed.stride()[1:] == inner and changed.stride(0) > 120 and changed.stride(0) % by == 0
+    assert not list(outer_names((rows, torch.randn(1, 5, 6)), {}))
 
 
 @pytest.mark.parametrize("shape", [(20, 257), (4096, 4097)])
