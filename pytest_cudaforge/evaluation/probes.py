@@ -142,6 +142,8 @@ class Prober:
         self.excluded = excluded
         #: A module's worker whose last probe passed.
         self._ready: ModuleWorker | None = None
+        #: A launch plan's worker that goes from probe to probe; None: each has a fresh one.
+        self._going: list[Worker] | None = None
         #: May another instance be called before it?
         self._beside = True
 
@@ -210,15 +212,20 @@ class Prober:
 
     def _try_remainders(self, members: Sequence[tuple[str, WorkloadFacts]]) -> None:
         """As many of them as there is time for, of kernels that are built already: a tail is code of theirs."""
-        until = time.monotonic() + _LEFT_S
-        for name, workload in members:
-            if time.monotonic() > until:
-                return
-            try:
-                problem = self._variant_problem(name, workload, contract=False)
-            except _Untried:
-                continue
-            self._conclude(name, problem, True, strided=False)
+        until, self._going = time.monotonic() + _LEFT_S, []
+        try:
+            for name, workload in members:
+                if time.monotonic() > until:
+                    return
+                try:
+                    problem = self._variant_problem(name, workload, contract=False)
+                except _Untried:
+                    continue
+                self._conclude(name, problem, True, strided=False)
+        finally:
+            for worker in self._going:
+                worker.close()
+            self._going = None
 
     def _try_landmarks(self) -> None:
         """Sizes next to those that the candidate names; one that it refuses it may name for that."""
@@ -539,6 +546,7 @@ class Prober:
         first call is wrong later."""
         workload = self.product.workload.name
         if product.traced.main.steps or kept is not None:
+            kept = kept or self._gone_on_with(product)
             with self.benches.open(product, layout, variant=variant, workload=workload, kept=kept) as run:
                 yield run
             return
@@ -546,6 +554,17 @@ class Prober:
         with self.benches.open(product, layout, variant=variant, workload=workload, kept=self._ready) as run:
             self._ready.turn(product.traced, product.workload, timeout_s=self.benches.setting.hang_limit_s)
             yield run
+
+    def _gone_on_with(self, product: Product) -> Worker | None:
+        """The worker that goes from probe to probe, with this product loaded; None where each has a fresh one."""
+        if not self._going:
+            if self._going is None:
+                return None
+            self._going.append(self.benches.started(product))
+            return self._going[0]
+        setting, (worker,) = self.benches.setting, self._going
+        worker.start(product.traced, product.binaries, setting.oracle.device, timeout_s=setting.hang_limit_s)
+        return worker
 
     def _begun(self) -> ModuleWorker:
         """A fresh worker that has made a call that was drawn, after one of an instance of other settings, as another

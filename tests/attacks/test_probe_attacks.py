@@ -172,6 +172,7 @@ def test_rows_of_a_known_length_only(judged: Judged, monkeypatch: pytest.MonkeyP
 
 
 def test_a_tail_that_is_wrong_for_one_remainder(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_LEFT_S", 30.0)  # on busy cores not all would have their turn
     tail = _candidate("if ((cols & 31) * 3 % 32 == 1) return;")  # eleven are left
     # Another size may leave as many by chance.
     _only(monkeypatch, lambda name: name.startswith("left") or "11" not in _remainders(name))
