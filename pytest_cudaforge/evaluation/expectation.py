@@ -13,7 +13,9 @@ from torch import Tensor
 
 from pytest_cudaforge.errors import DeviceError, TargetError
 from pytest_cudaforge.evaluation.correctness import TOLERANCES, Rule
+from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.frames import Case, Frame
+from pytest_cudaforge.evaluation.leaning import LeaningMode
 from pytest_cudaforge.evaluation.pointing import Pointed, PointingMode, pointed_by
 from pytest_cudaforge.evaluation.precision import (
     FEW,
@@ -35,6 +37,8 @@ SLABS = 16
 SPREAD_RUNS = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
+#: Runs of an fp64 reference, each rounded otherwise.
+_LEANING_RUNS = 4
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
 SUM_NOISE = 4.0
 
@@ -45,7 +49,8 @@ class Expected:
 
     ``summed``: the longest sum behind an output, by path; ``reduction`` the longest of all. ``noise``: how far rounding
     moves outputs of few elements (rms). ``spread``: what more runs gave where the reference is non-deterministic.
-    ``pointed``: the search behind an index output, and what it searched in fp64. ``usual``: how far the reference is
+    ``moved``: paths whose noise is that of other roundings, which all elements may have in common. ``pointed``: the
+    search behind an index output, and what it searched in fp64. ``usual``: how far the reference is
     off as a rule, where that was asked for.
     """
 
@@ -59,12 +64,14 @@ class Expected:
     summed: dict[str, int] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     spread: list[dict[str, Any]] = field(default_factory=list)
+    moved: frozenset[str] = frozenset()
     pointed: dict[str, tuple[Pointed, Tensor]] = field(default_factory=dict)
     usual: UsualErrors | None = None
 
     def rule(self, path: str, atol: float | None = None, rtol: float | None = None) -> Rule:
         reduction = self.summed.get(path, self.reduction)
-        return Rule(reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, self.case.family == "lowered")
+        alike = self.case.family == "lowered" or path in self.moved
+        return Rule(reduction, self.partial, self.noise.get(path, 0.0), atol, rtol, alike)
 
     def spread_of(self, path: str) -> list[Tensor]:
         return [outputs[path] for outputs in self.spread if path in outputs]
@@ -96,9 +103,23 @@ class Expecting:
         noise = self._noise(
             frame, mutated, oracle, oracle_mutated, _MOST if mode.spreads else FEW if mode.cancels else 0
         )
+        double = declared_dtype(frame.inputs, subject.state()) == torch.float64
+        moved = self._moved_by_rounding(frame, {**reference, **mutated}) if double else {}
+        noise |= {path: max(noise.get(path, 0.0), error) for path, error in moved.items()}
         pointed = self._pointed(frame, mutated) if subject.options.index_outputs else {}
         return Expected(
-            case, reference, oracle, pairs, aliases, mode.partial, mode.reduction, summed, noise, spread, pointed
+            case,
+            reference,
+            oracle,
+            pairs,
+            aliases,
+            mode.partial,
+            mode.reduction,
+            summed,
+            noise,
+            spread,
+            frozenset(moved),
+            pointed,
         )
 
     def _pointed(self, frame: Frame, mutated: Mapping[str, Tensor]) -> dict[str, tuple[Pointed, Tensor]]:
@@ -157,6 +178,29 @@ class Expecting:
         moved = {**outputs, **changed}
         found = {path: float((moved[path] - value).abs().square().mean().sqrt()) for path, value in few.items()}
         return {path: error for path, error in found.items() if math.isfinite(error)}
+
+    def _moved_by_rounding(self, frame: Frame, plain: Mapping[str, Any]) -> dict[str, float]:
+        """By what (rms) fp64 outputs move where each operator rounds otherwise: nothing finer tells how far the
+        reference itself is off (stochastic arithmetic, CADNA)."""
+        floats = {path: value for path, value in plain.items() if isinstance(value, Tensor) and value.numel() <= _MOST}
+        floats = {path: value for path, value in floats.items() if value.dtype == torch.float64 and value.numel()}
+        found: dict[str, float] = {}
+        for seed in range(_LEANING_RUNS if floats else 0):
+            try:
+                with LeaningMode(seed, each=seed % 2 == 1):
+                    outputs, written, _ = self.reference_run(frame)
+            except torch.OutOfMemoryError:
+                return found
+            except TargetError as error:
+                if is_fatal(error):
+                    raise
+                return found
+            others = {**outputs, **written}
+            for path, value in floats.items():
+                if others[path].shape == value.shape:
+                    moved = (others[path] - value).nan_to_num(0.0, 0.0, 0.0)
+                    found[path] = max(found.get(path, 0.0), float(moved.square().mean().sqrt()))
+        return found
 
     def run_reference(self, tree: Any, leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         args, kwargs = unflatten_call(tree, leaves)

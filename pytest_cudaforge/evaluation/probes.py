@@ -37,6 +37,8 @@ _TINY, _TALL, _LEFT = "tiny", "tall", "left"
 #: So many OpenMP threads as are more than there is to do.
 _TEAM = 193
 _IF_TAKEN = ("strided in front", "strided outer", "strided order", _TINY, _TALL, "mixed", "only last", "all but last")
+#: So many times the limit may a call on more rows than usual take.
+_TALL_PATIENCE = 6
 #: How long calls of all remainders are made.
 _LEFT_S = 1.5
 _SIZE, _CHANGE = re.compile(r"size (\d+) -> (\d+)"), re.compile(r"(\d+) -> (\d+)")
@@ -500,6 +502,8 @@ class Prober:
             with self._opened(product, layout, variant, kept) as run:
                 if threads is not None:
                     run.worker.set_threads(threads)
+                if variant.startswith(_TALL):
+                    run.hang_limit_s *= _TALL_PATIENCE
                 for frame in range(frames):
                     # Weights as constructed are often all alike: whose they are shows in no answer.
                     drawn = TrialCase(CHANCE.fresh_seed(), weights_seed=CHANCE.fresh_seed())

@@ -13,7 +13,7 @@ from judged_targets import find
 from torch import Tensor
 from torch.nn import functional as F
 
-from pytest_cudaforge.evaluation import bench, usual
+from pytest_cudaforge.evaluation import bench, expectation, usual
 from pytest_cudaforge.evaluation.bench import Bench
 from pytest_cudaforge.evaluation.frames import Case
 from pytest_cudaforge.evaluation.subject import Subject
@@ -180,6 +180,13 @@ def single_loss(x):
 @forge_target(inputs=lambda: [torch.rand(128, 4096) * torch.rand(()), torch.rand(128, 4096), torch.rand(128, 4096)])
 def triplet(a, p, n):
     return F.triplet_margin_loss(a, p, n)
+
+
+@forge_target(inputs=lambda: [torch.randn(160, 12).double(), torch.randn(96, 12).double()])
+def matern(x, z):
+    scale = torch.linspace(-0.7, 0.7, 12).double().exp()
+    r = 3**0.5 * torch.cdist(x * scale, z * scale, compute_mode="donot_use_mm_for_euclid_dist")
+    return (1 + r) * (-r).exp()
 """
 
 
@@ -389,6 +396,33 @@ def test_a_loss_of_which_the_reference_has_all_digits_by_luck_is_judged_by_its_u
     monkeypatch.setattr(bench, "judged_by_usual_errors", lambda judged, *_: judged)
     for seed, value in lucky:
         assert judged.check(lambda *_, value=value: value, "shifted", seed)
+
+
+#: By differences, not by a product of all.
+EXACTLY = "donot_use_mm_for_euclid_dist"
+
+
+def test_what_fp64_is_off_by_is_told_by_runs_that_round_otherwise(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distances of points far from zero, whose scale is off by its last bit: covariances move by a thousand times that,
+    and nothing finer than the reference tells so."""
+    judged = Judged(root, "matern")
+
+    def scaled(by: float, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
+        def matern(x: Tensor, z: Tensor) -> Tensor:
+            inverse = torch.linspace(-0.7, 0.7, 12).double().exp() * (1 + by)
+            r = 3**0.5 * torch.cdist((x * inverse).to(dtype), (z * inverse).to(dtype), compute_mode=EXACTLY).double()
+            return (1 + r) * (-r).exp()
+
+        return matern
+
+    for seed in range(6):
+        assert judged.check(scaled(2.0**-52), "shifted", seed) == [], (seed, judged.checked)
+        assert judged.check(scaled(2.0**-52), "drawn", seed) == [], (seed, judged.checked)
+        assert judged.check(scaled(0.0, torch.float32), "drawn", seed)
+        assert judged.check(scaled(1e-9), "drawn", seed)
+    monkeypatch.setattr(expectation, "_LEANING_RUNS", 0)
+    judged = Judged(root, "matern")
+    assert any(judged.check(scaled(2.0**-52), "shifted", seed) for seed in range(6))
 
 
 def test_a_mean_of_what_hardly_is_left_may_lean_as_far_as_one_bit_in_each_row(
