@@ -90,6 +90,8 @@ SYSTEMATIC_GROUPS, SYSTEMATIC_SAMPLE, SYSTEMATIC_LEAST = 16, 16384, 1024
 #: that; where a few sums decide all elements, the rounding of one of them is a factor, too.
 GAIN, GAIN_OF_FEW, GAIN_CHANCE = 0.2, 2.0, 4.0
 GAIN_LEAST, GAIN_SAMPLE, GAIN_SUMS = 64, 1 << 17, 8
+#: Fp64 values between 2 to the minus and to the plus of this have squares.
+_MIDDLE = 400
 SLICE = 256  # elements per slice where an output has a single row
 SHORT = 32  # elements of a slice: fewer say nothing
 DESTROYED = 0.1  # relative rms error of a slice without its leading digit
@@ -238,7 +240,12 @@ def _judge_floating(
     rule: Rule,
     others: Sequence[Tensor],
 ) -> Judgement:
-    limits = TOLERANCES[dtype]
+    limits, factor = TOLERANCES[dtype], _to_the_middle(dtype, oracle)
+    if factor != 1.0:
+        candidate, reference, oracle, *others = (t * factor for t in (candidate, reference, oracle, *others))
+        limits = dataclasses.replace(limits, least=limits.least * factor)
+        atol = None if rule.atol is None else rule.atol * factor
+        rule = dataclasses.replace(rule, noise=rule.noise * factor, atol=atol)
     shape = tuple(candidate.shape)
     rows = _rows_of(candidate)
     c, r, o = (t.reshape(rows) for t in (candidate, reference, oracle))
@@ -278,6 +285,18 @@ def _judge_floating(
         found.extend(_judge_gain(path, candidate, reference, oracle, fills, rule, limits, ratio, kappa))
     found.extend(_judge_user_bound(path, c, r, o, shape, rule))
     return Judgement(ratio, kappa, tuple(found), rule.partial or exact, small)
+
+
+def _to_the_middle(dtype: str, oracle: Tensor) -> float:
+    """A power of two that brings fp64 values to where their squares neither vanish nor overflow; 1 as a rule, and where
+    the largest is a mask's."""
+    if dtype not in ("float64", "complex128"):
+        return 1.0
+    sizes = oracle.nan_to_num(0.0, 0.0, 0.0).abs()
+    top = float(sizes.max())
+    if not top or abs(math.log2(top)) < _MIDDLE or (top > 1.0 and float((sizes == top).double().mean()) > FILL_SHARE):
+        return 1.0
+    return math.ldexp(1.0, min(1000, -math.frexp(top)[1]))
 
 
 def _widen_by(sums: _Sums, other: _Sums) -> None:

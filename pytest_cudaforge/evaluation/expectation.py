@@ -199,7 +199,8 @@ class Expecting:
             for path, value in floats.items():
                 if others[path].shape == value.shape:
                     moved = (others[path] - value).nan_to_num(0.0, 0.0, 0.0)
-                    found[path] = max(found.get(path, 0.0), float(moved.square().mean().sqrt()))
+                    top = float(moved.abs().max()) or 1.0  # squares of what is small vanish
+                    found[path] = max(found.get(path, 0.0), top * float((moved / top).square().mean().sqrt()))
         return found
 
     def run_reference(self, tree: Any, leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
