@@ -615,11 +615,12 @@ def test_a_few_means_that_the_reference_got_nearly_right_do_not_set_the_bound(fa
             assert judge_output("out", wrong, reference, oracles[0], rule).mismatches
 
 
-@pytest.mark.parametrize("power", [-1000, -700, 0, 700, 1000])
+@pytest.mark.parametrize("power", [-900, -700, 0, 700, 900])
 def test_fp64_values_whose_squares_vanish_or_overflow_are_judged(power: int) -> None:
-    exact = torch.randn(64, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 2.0**power
+    generator = torch.Generator().manual_seed(3)
+    exact = torch.randn(64, 96, dtype=torch.float64, generator=generator) * 2.0**power
     rule = Rule(noise=2.0**power * 1e-15, alike=True)
-    right, wrong, low = exact * (1 + 2.0**-52), exact * (1 + 1e-9), (exact * 2.0**-power).float().double() * 2.0**power
-    assert not judge_output("out", right, exact, exact, rule).mismatches
-    for candidate in (wrong, low):
-        assert judge_output("out", candidate, exact, exact, rule).mismatches
+    assert not judge_output("out", exact * (1 + 2.0**-52), exact, exact, rule).mismatches
+    # All are off by a hundred times what the noise is, none by as much more as a slice may be.
+    off = exact * (1 + 1e-13 * torch.randn(64, 96, dtype=torch.float64, generator=generator).sign())
+    assert [m.kind for m in judge_output("out", off, exact, exact, rule).mismatches] == ["values"]
