@@ -38,7 +38,7 @@ SPREAD_RUNS = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
 #: Runs of an fp64 reference, each rounded otherwise.
-_LEANING_RUNS = 4
+_LEANING_RUNS = 2
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
 SUM_NOISE = 4.0
 
