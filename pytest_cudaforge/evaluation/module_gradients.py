@@ -32,8 +32,8 @@ _SELDOM, _OUTSTANDING_LONG, _FORGOTTEN = 32, (600, 0.5), (5000, 0.5)
 _LET_GO = 4
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
-#: Gradients of which memory has few elements, by turns (see :func:`_once`).
-_FEW_IN_MEMORY = (("all", "rows"), ("first", "second"))
+#: Gradients of which memory has few elements (see :func:`_once`).
+_FEW_IN_MEMORY = ("all", "rows", "first", "second")
 #: Gradients that are kept until the next call are no larger.
 _KEPT_BYTES = 1 << 26
 
@@ -124,8 +124,7 @@ class Gradients:
         returned = [(out.detach(), out.detach().clone()) for out, _ in recorded]
         given_grads = [grad if self._calls % 2 else _scattered(grad, self._calls // 2) for _, grad in recorded]
         if self._calls % 2 == 0:
-            ways = _FEW_IN_MEMORY[self._calls // 2 % 2]
-            _compare_losses([out for out, _ in recorded], list(sources.values()), ways)
+            _compare_losses([out for out, _ in recorded], list(sources.values()))
         found = torch.autograd.grad(
             [out for out, _ in recorded], list(sources.values()), given_grads, allow_unused=True
         )
@@ -222,13 +221,18 @@ def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
     return any(one.data_ptr() <= at < one.data_ptr() + one.nbytes() for one in storages)
 
 
-def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], ways: Collection[str]) -> None:
+def _compare_losses(outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Gradients of sums of the outputs, of which memory has few elements (see :func:`_once`), and of the same losses by
     other means; what was saved is there for the next after each. Raises RuntimeError."""
     import torch
 
-    for way in ways:
+    tried: list[list[tuple[int, ...]]] = []
+    for way in _FEW_IN_MEMORY:
         once = [_once(out, way) for out in outputs]
+        strides = [one.stride() for one in once]
+        if strides in tried:  # of matrices the first row is all that memory has, either way
+            continue
+        tried.append(strides)
         found = [
             torch.autograd.grad(outputs, sources, grads, allow_unused=True, retain_graph=True)
             for grads in (once, [one.contiguous() for one in once])
