@@ -37,8 +37,8 @@ SLABS = 16
 SPREAD_RUNS = 4
 #: Above this a second run of the oracle costs too much.
 _MOST = 1 << 24
-#: Runs of an fp64 reference, each rounded otherwise.
-_LEANING_RUNS = 2
+#: Runs of an fp64 reference, each rounded otherwise, and its largest outputs that are held against those.
+_LEANING_RUNS, _LEANING_MOST = 2, 1 << 26
 #: What a tree over a sum's terms leaves, in unit roundoffs of the root of their squares' sum, and room for bad luck.
 SUM_NOISE = 4.0
 
@@ -182,8 +182,12 @@ class Expecting:
     def _moved_by_rounding(self, frame: Frame, plain: Mapping[str, Any]) -> dict[str, float]:
         """By what (rms) fp64 outputs move where each operator rounds otherwise: nothing finer tells how far the
         reference itself is off (stochastic arithmetic, CADNA)."""
-        floats = {path: value for path, value in plain.items() if isinstance(value, Tensor) and value.numel() <= _MOST}
-        floats = {path: value for path, value in floats.items() if value.dtype == torch.float64 and value.numel()}
+        floats = {path: value for path, value in plain.items() if isinstance(value, Tensor)}
+        floats = {
+            path: value
+            for path, value in floats.items()
+            if value.dtype == torch.float64 and 0 < value.numel() <= _LEANING_MOST
+        }
         found: dict[str, float] = {}
         for seed in range(_LEANING_RUNS if floats else 0):
             try:
