@@ -182,12 +182,8 @@ class Expecting:
     def _moved_by_rounding(self, frame: Frame, plain: Mapping[str, Any]) -> dict[str, float]:
         """By what (rms) fp64 outputs move where each operator rounds otherwise: nothing finer tells how far the
         reference itself is off (stochastic arithmetic, CADNA)."""
-        floats = {path: value for path, value in plain.items() if isinstance(value, Tensor)}
-        floats = {
-            path: value
-            for path, value in floats.items()
-            if value.dtype == torch.float64 and 0 < value.numel() <= _LEANING_MOST
-        }
+        doubles = {p: v for p, v in plain.items() if isinstance(v, Tensor) and v.dtype == torch.float64}
+        floats = {path: value for path, value in doubles.items() if 0 < value.numel() <= _LEANING_MOST}
         found: dict[str, float] = {}
         for seed in range(_LEANING_RUNS if floats else 0):
             try:
