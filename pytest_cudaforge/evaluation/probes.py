@@ -221,13 +221,19 @@ class Prober:
                     return
                 try:
                     problem = self._variant_problem(name, workload, contract=False)
+                except _NoRoom:
+                    self._close_going()  # it was stopped while its answer was to be looked at
+                    continue
                 except _Untried:
                     continue
                 self._conclude(name, problem, True, strided=False)
         finally:
-            for worker in self._going:
-                worker.close()
+            self._close_going()
             self._going = None
+
+    def _close_going(self) -> None:
+        while self._going:
+            self._going.pop().close()
 
     def _try_landmarks(self) -> None:
         """Sizes next to those that the candidate names; one that it refuses it may name for that."""

@@ -17,9 +17,11 @@ from pytest_cudaforge.evaluation.variants import (
     APART,
     EXPANDED,
     IN_FRONT,
+    LEFT,
     MIXED,
     ORDER,
     OTHER,
+    OUTER,
     OVERLAPPING,
     PARTED,
     STRIDED,
@@ -253,8 +255,8 @@ def test_sizes_beside_ones_that_stay_are_not_tried_in_numbers() -> None:
 
 def test_the_supervisor_knows_variants_by_the_same_names() -> None:
     assert (probes._OTHER, probes._STRIDED) == (OTHER, STRIDED)
-    assert (IN_FRONT, ORDER, TINY, TALL, MIXED, *PARTED) == probes._IF_TAKEN
-    assert probes._APART == APART
+    assert (IN_FRONT, OUTER, ORDER, TINY, TALL, MIXED, *PARTED) == probes._IF_TAKEN
+    assert (probes._APART, probes._LEFT) == (APART, LEFT)
     assert all(probes._SIZE.fullmatch(name) for name in neighbour_names((torch.randn(6, 8),), {}))
 
 
