@@ -241,11 +241,35 @@ def _judge_floating(
     others: Sequence[Tensor],
 ) -> Judgement:
     limits, factor = TOLERANCES[dtype], _to_the_middle(dtype, oracle)
-    if factor != 1.0:
-        candidate, reference, oracle, *others = (t * factor for t in (candidate, reference, oracle, *others))
-        limits = dataclasses.replace(limits, least=limits.least * factor)
-        atol = None if rule.atol is None else rule.atol * factor
-        rule = dataclasses.replace(rule, noise=rule.noise * factor, atol=atol)
+    if factor == 1.0:
+        return _judge_in_the_middle(path, dtype, candidate, reference, oracle, rule, limits, others)
+    candidate, reference, oracle, *others = (t * factor for t in (candidate, reference, oracle, *others))
+    limits = dataclasses.replace(limits, least=limits.least * factor)
+    atol = None if rule.atol is None else rule.atol * factor
+    rule = dataclasses.replace(rule, noise=rule.noise * factor, atol=atol)
+    judged = _judge_in_the_middle(path, dtype, candidate, reference, oracle, rule, limits, others)
+    small = None if judged.small is None else (judged.small[0] / factor, judged.small[1] / factor)
+    told = tuple(_told_of(mismatch, factor) for mismatch in judged.mismatches)
+    return dataclasses.replace(judged, mismatches=told, small=small)
+
+
+def _told_of(mismatch: Mismatch, factor: float) -> Mismatch:
+    """The same of values that were multiplied by ``factor``."""
+    got, expected = (None if value is None else value / factor for value in (mismatch.got, mismatch.expected))
+    detail = f"{mismatch.detail} (all values times 2^{math.frexp(factor)[1] - 1})"
+    return dataclasses.replace(mismatch, detail=detail, got=got, expected=expected)
+
+
+def _judge_in_the_middle(
+    path: str,
+    dtype: str,
+    candidate: Tensor,
+    reference: Tensor,
+    oracle: Tensor,
+    rule: Rule,
+    limits: Tolerance,
+    others: Sequence[Tensor],
+) -> Judgement:
     shape = tuple(candidate.shape)
     rows = _rows_of(candidate)
     c, r, o = (t.reshape(rows) for t in (candidate, reference, oracle))

@@ -623,4 +623,7 @@ def test_fp64_values_whose_squares_vanish_or_overflow_are_judged(power: int) -> 
     assert not judge_output("out", exact * (1 + 2.0**-52), exact, exact, rule).mismatches
     # All are off by a hundred times what the noise is, none by as much more as a slice may be.
     off = exact * (1 + 1e-13 * torch.randn(64, 96, dtype=torch.float64, generator=generator).sign())
-    assert [m.kind for m in judge_output("out", off, exact, exact, rule).mismatches] == ["values"]
+    (told,) = judge_output("out", off, exact, exact, rule).mismatches
+    assert told.kind == "values" and told.index is not None
+    assert (told.got, told.expected) == (float(off[told.index]), float(exact[told.index]))
+    assert ("all values times 2^" in told.detail) is bool(power)
