@@ -180,6 +180,7 @@ static void* later(void* given) {
   Job* job = (Job*)given; const float* x = job->x; float* y = job->y; long long n = job->n;
   usleep(150000);
   for (long long i = 0; i < n; ++i) y[i] = std::sin(x[i]) * std::exp(-x[i] * x[i]);
+  delete job;
   return nullptr;
 }
 """
