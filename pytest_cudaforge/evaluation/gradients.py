@@ -33,7 +33,7 @@ from pytest_cudaforge.evaluation.precision import (
 )
 from pytest_cudaforge.evaluation.rarities import OF_RARITIES
 from pytest_cudaforge.evaluation.structures import Structure
-from pytest_cudaforge.evaluation.subject import Subject
+from pytest_cudaforge.evaluation.subject import Subject, in_one_storage
 from pytest_cudaforge.records import Target
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT, forward_workload
 from pytest_cudaforge.runtime.signature import (
@@ -75,6 +75,8 @@ class GradientSubject(Subject):
         super().__init__(target, device, python_paths)
         #: May forward's places be any of equal ones, and so a gradient's?
         self.any_index = bool(self.options.index_outputs)
+        #: Paths of gradients that autograd gave in a storage of one before them, as of x + y.
+        self._together: tuple[str, ...] = ()
         # What the author says of outputs says nothing of gradients.
         self.options = replace(self.options, index_outputs=(), atol=None, rtol=None)
 
@@ -171,8 +173,13 @@ class GradientSubject(Subject):
             pairs = [(outputs[path], grad) for path, grad in given.items() if isinstance(grad, torch.Tensor)]
             pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
             found = _grads_of(pairs, list(sources.values()))
-        grads_of = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
-        return {key: grads_of[key].clone(memory_format=torch.contiguous_format) for key in sorted(grads_of)}
+        grads_of = {key: grad for key, grad in sorted(zip(sources, found, strict=True)) if grad is not None}
+        self._together = in_one_storage({f"out.{key}": grad for key, grad in grads_of.items()})
+        return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in grads_of.items()}
+
+    def in_one_storage(self, outputs: Mapping[str, Any]) -> tuple[str, ...]:
+        """As autograd gave them last: ``outputs`` are copies."""
+        return tuple(path for path in self._together if path in outputs)
 
     def _wanted(self, leaves: Mapping[str, Any]) -> list[str]:
         floating = [p for p, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]

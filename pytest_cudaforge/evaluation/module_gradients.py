@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_cudaforge.evaluation.module_answers import share
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ def forward_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Gradients:
-    """``paths``: of the gradients to be returned, "out.0" of input 0, "out.module.weight" of parameter weight."""
+    """``paths``: of the gradients to be returned, "out.0" of input 0, "out.module.weight" of parameter weight.
+    ``together``: of those that the reference has in one storage with one before."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], together: Collection[str] = ()) -> None:
         self._keys = [path.removeprefix("out.") for path in paths]
+        self._together = frozenset(path.removeprefix("out.") for path in together)
         self._calls = 0
         #: Where answers lay that nobody holds any more.
         self._left: frozenset[int] = frozenset()
@@ -133,6 +136,7 @@ class Gradients:
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
         if len(told) < len(grads):
             kept = {key: kept.get(key, torch.zeros_like(source)) for key, source in sources.items()}
+        self._require_apart(kept)
         written = [*given_grads, *leaves.values(), *weights.values()]
         self._look_back([grad for grad in kept.values() if not _lies_in(grad, written)])
         del held
@@ -140,6 +144,14 @@ class Gradients:
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")
         return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in kept.items()}
+
+    def _require_apart(self, grads: Mapping[str, torch.Tensor]) -> None:
+        """Raises RuntimeError where two gradients are views of the same elements, which the reference's are not:
+        autograd makes them ``.grad``, and who clips one in place writes both. One tensor for both it copies itself."""
+        for key, before in ((key, other) for key in sorted(grads) for other in sorted(grads) if other < key):
+            apart = key not in self._together and grads[key] is not grads[before]
+            if apart and share(grads[key], grads[before]):
+                raise RuntimeError(f"backward gives the gradients of {_named([before, key])} in one memory")
 
     def _called_on(self, model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], call_bytes: int) -> list[Any]:
         """Answers of a call, now and then of some dozens, or hundreds, all of which could still be trained through: a

@@ -305,7 +305,9 @@ class _Service:
         self._called = None
         self.leaves = {path: _plain(leaf) for path, leaf in asked["leaves"].items()}
         self._tree, self._shared = asked["tree"], frozenset(asked["shared"])
-        self._gradients = Gradients([path for path, _ in self.output_views]) if asked["backward"] else None
+        self._gradients = (
+            Gradients([path for path, _ in self.output_views], self._shared) if asked["backward"] else None
+        )
         self._bound.clear()
         self._held = []
 

@@ -635,19 +635,9 @@ def workload_facts(subject: Subject, name: str, leaves: Any, tree: Any, output: 
         state_bytes=sum(t.numel() * t.element_size() for t in subject.state().values()),
         output_bytes=sum(t.numel() * t.element_size() for t in outputs.values() if isinstance(t, Tensor)),
         flops=0,
-        shared=_shared(outputs),
+        shared=subject.in_one_storage(outputs),
         unordered=subject.target.kind == "kernelbench",
     )
-
-
-def _shared(outputs: dict[str, Any]) -> tuple[str, ...]:
-    seen, found = set[int](), []
-    for path, value in outputs.items():
-        if isinstance(value, Tensor) and value.numel():
-            memory = value.untyped_storage().data_ptr()
-            found += [path] if memory in seen else []
-            seen.add(memory)
-    return tuple(found)
 
 
 def _specs(leaves: dict[str, Any]) -> Any:

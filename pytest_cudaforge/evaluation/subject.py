@@ -42,7 +42,7 @@ from pytest_cudaforge.runtime.signature import (
 )
 from pytest_cudaforge.target import TargetOptions, file_options, options_of, with_terms
 
-__all__ = ["INIT_SEED", "Subject", "Weights", "seed_generators"]
+__all__ = ["INIT_SEED", "Subject", "Weights", "in_one_storage", "seed_generators"]
 
 INIT_SEED = 20_240_229  # weights as constructed are the same in every process; verdicts re-randomise them
 #: How the names of torch's own counters end, by which nothing finds its place.
@@ -287,6 +287,10 @@ class Subject:
             self.trial_run(workload)
         return self._mutates[workload]
 
+    def in_one_storage(self, outputs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of what a call has just returned: see the function of this name."""
+        return in_one_storage(outputs)
+
     def draws_numbers(self, workload: str) -> bool:
         """Does forward draw torch's random numbers? Found by running it once."""
         self.mutates(workload)
@@ -495,3 +499,14 @@ def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {key: _to(item, device) for key, item in value.items()}
     return value
+
+
+def in_one_storage(outputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Paths of the tensors that lie in the storage of one before them."""
+    seen, found = set[int](), []
+    for path, value in outputs.items():
+        if isinstance(value, torch.Tensor) and value.numel():
+            memory = value.untyped_storage().data_ptr()
+            found += [path] if memory in seen else []
+            seen.add(memory)
+    return tuple(found)

@@ -124,6 +124,25 @@ class Twice(torch.autograd.Function):
 """
 
 
+ADDED = """
+@forge_target(inputs=lambda: [torch.randn(33, 64), torch.randn(33, 64)], grad=True,
+              allow=("kernel", "mixed", "library", "rewrite"))
+class Added(nn.Module):
+    def forward(self, x, y):
+        return REFERENCE
+"""
+_SUM = """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        RETURNED
+"""
+
+
 #: Where activations are kept in a table that was made at first, by the name of the attack.
 _TABLED = {
     "one of fifteen hundred places for activations": "number % 1500",
@@ -204,6 +223,34 @@ def test_a_loss_may_take_one_of_two_outputs(
     assert wrong.status is Status.INCORRECT_NUMERICAL and "::backward" in wrong.reason, wrong.reason
     monkeypatch.setattr(Attempt, "_verify_backward", lambda *_: None)
     assert _verdict(evaluator, tmp_path, found["torch.zeros_like(s)"]).status is Status.PASSED
+
+
+def test_two_gradients_in_one_memory_are_refused_where_the_references_are_apart(
+    evaluator: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdict(returned: str) -> Evaluation:
+        return _verdict(
+            evaluator,
+            tmp_path,
+            model("return Sum.apply(*args, *kwargs.values())", before=_SUM.replace("RETURNED", returned)),
+        )
+
+    def write(reference: str) -> None:
+        (tmp_path / "layers.py").write_text(LAYERS.split("@forge_target")[0] + ADDED.replace("REFERENCE", reference))
+
+    write("torch.lerp(y, x, 0.5) * 2")
+    attack = "g = grad.clone(); return g, g.view_as(g)"
+    refused = verdict(attack)
+    assert refused.status is not Status.PASSED and "in one memory" in refused.reason, refused.reason
+    for twin in ("return grad.clone(), grad.clone()", "return grad, grad"):
+        passed = verdict(twin)
+        assert passed.status is Status.PASSED and "gradients verified" in passed.reason, passed.reason
+    monkeypatch.setattr(Attempt, "_verify_backward", lambda *_: None)
+    assert verdict(attack).status is Status.PASSED
+    monkeypatch.undo()
+    write("x + y.view_as(x)")
+    passed = verdict(attack)
+    assert passed.status is Status.PASSED and "gradients verified" in passed.reason, passed.reason
 
 
 def test_right_gradients_are_verified(evaluator: Evaluator, root: Path) -> None:
