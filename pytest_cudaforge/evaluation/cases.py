@@ -34,7 +34,7 @@ AGAIN = "drawn again"
 #: Calls before the last trial, at least and at most: more than anybody would guess that a check takes.
 CALLS_BEFORE = (64, 2048)
 #: How many patterns there are, of ``poison.ZONES``, which needs torch.
-_PATTERNS = 4
+_PATTERNS = 6
 #: The frame of that trial: no call has seen its pointers.
 _NEW_FRAME = 2
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.

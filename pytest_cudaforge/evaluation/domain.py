@@ -32,6 +32,7 @@ from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_v
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.rarities import Rarities
 from pytest_cudaforge.evaluation.redraw import HUNDREDS, SHORTCUTS, families_of, redraw
+from pytest_cudaforge.evaluation.slopes import SLOPING, ScoresMode, Slope, find_slopes, put_slope
 from pytest_cudaforge.evaluation.structures import Structure, looks_normal, ordered_values, structure_of, structures_of
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
@@ -75,6 +76,7 @@ class Domain:
         self._rarities = Rarities(subject)
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int | None] = {}
+        self._slopes: dict[str, tuple[Slope, ...]] = {}
         #: The family that the reference is being tried on.
         self.trying = ""
 
@@ -157,6 +159,7 @@ class Domain:
                 special |= {"empty": self._takes_empty, "shut": self._takes_shut, "open": self._takes_shut}
                 special |= dict.fromkeys(("stretches", "fronts", "afar"), self._takes_shut)
                 special |= {"ordered": self._takes_ordered, "climbing": self._takes_climbing}
+                special |= {SLOPING: self._takes_sloping}
                 special |= {"leading": self._takes_leading, "parted": self._takes_parted, "near": self._takes_near}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
@@ -206,6 +209,26 @@ class Domain:
         names = self._operators(workload)
         told = SCORING & names or (EXTREMAL & names and WEIGHING & names)
         return bool(told) and self._takes(workload, family, structures)
+
+    def _takes_sloping(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Are there several inputs, one of which makes scores climb alone? Of a single one "climbing" says as much."""
+        several = sum(kind == "generic" for kind in structures.values()) > 1
+        scores = several and SCORING & self._operators(workload)
+        return bool(scores and self._slopes_of(workload, structures)) and self._takes(workload, family, structures)
+
+    def _slopes_of(self, workload: str, structures: Mapping[str, Structure]) -> tuple[Slope, ...]:
+        if workload not in self._slopes:
+            leaves, tree = flatten_call(*self.subject.draw(workload, 1))
+
+            def scores_of(climbing: Mapping[str, Any]) -> list[torch.Tensor]:
+                watch = ScoresMode()
+                with watch:
+                    self.subject.outputs(*unflatten_call(tree, dict(climbing)))
+                return watch.found
+
+            generic = [path for path, kind in structures.items() if kind == "generic"]
+            self._slopes[workload] = find_slopes(leaves, generic, scores_of)
+        return self._slopes[workload]
 
     def _put_near(
         self, leaves: dict[str, Any], structures: Mapping[str, Structure], generator: torch.Generator
@@ -289,7 +312,20 @@ class Domain:
         """Put values of ``family`` in place of a call's tensors where that keeps their meaning; "drawn": of none."""
         if family != "drawn" and not self._rarities.put(workload, leaves, family, seed):
             generator = torch.Generator(device=self.subject.device).manual_seed(seed ^ 0x5EED)
-            self._redraw_leaves(leaves, self.structures(workload), family, generator)
+            self._redraw_call(workload, leaves, self.structures(workload), family, generator)
+
+    def _redraw_call(
+        self,
+        workload: str,
+        leaves: dict[str, Any],
+        structures: Mapping[str, Structure],
+        family: str,
+        generator: torch.Generator,
+    ) -> None:
+        if family != SLOPING:
+            self._redraw_leaves(leaves, structures, family, generator)
+        elif slopes := self._slopes_of(workload, structures):
+            put_slope(leaves, slopes, generator)
 
     def _redraw_leaves(
         self, leaves: dict[str, Any], structures: Mapping[str, Structure], family: str, generator: torch.Generator
@@ -310,7 +346,7 @@ class Domain:
         """A call's leaves, of ``family``, and their tree."""
         leaves, tree = flatten_call(*self.subject.draw(workload, seed))
         generator = torch.Generator(device=self.subject.device).manual_seed(seed)
-        self._redraw_leaves(leaves, structures, family, generator)
+        self._redraw_call(workload, leaves, structures, family, generator)
         return leaves, tree
 
     def _takes(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:

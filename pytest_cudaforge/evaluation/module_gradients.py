@@ -29,8 +29,8 @@ _FROZEN = 3
 _OFTEN, _OUTSTANDING = 4, (40, 0.05)
 #: ... and of those one in eight has more, for longer, and as many behind them whose answers nobody keeps.
 _SELDOM, _OUTSTANDING_LONG, _FORGOTTEN = 32, (600, 0.5), (5000, 0.5)
-#: One call in so many holds no answers.
-_LET_GO = 4
+#: One call in so many holds no answers. In one of so many answers are added to others.
+_LET_GO, _RESIDUAL = 4, 5
 #: Sums that come in no order differ by less, as a share of the largest gradient.
 _ALIKE = 1e-3
 #: Gradients of which memory has few elements (see :func:`_once`).
@@ -128,10 +128,8 @@ class Gradients:
         given_grads = [grad if self._calls % 2 else _scattered(grad, self._calls // 2) for _, grad in recorded]
         if self._calls % 2 == 0:
             _compare_losses([out for out, _ in recorded], list(sources.values()))
-        found = torch.autograd.grad(
-            [out for out, _ in recorded], list(sources.values()), given_grads, allow_unused=True
-        )
-        if not all(bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in returned):
+        found = self._backward([out for out, _ in recorded], list(sources.values()), given_grads)
+        if not all(_as_it_was(now, was) for now, was in returned):
             raise RuntimeError("backward changed what forward had returned: a caller may still need it")
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
         if len(told) < len(grads):
@@ -144,6 +142,22 @@ class Gradients:
         if missing:
             raise RuntimeError(f"autograd gives no gradient of {_named(missing)}, for which the reference has one")
         return {key: grad.clone(memory_format=torch.contiguous_format) for key, grad in kept.items()}
+
+    def _backward(
+        self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | None]:
+        """Gradients of ``sources``. In one call of some the outputs are added to others, as in a residual block: what
+        comes in goes past the module as well, and nobody but autograd holds it."""
+        import torch
+
+        others = [] if self._calls % _RESIDUAL else [torch.zeros_like(out, requires_grad=True) for out in outputs]
+        with torch.enable_grad():
+            sums = [(out + other) * 1 for out, other in zip(outputs, others, strict=True)] if others else outputs
+        found = torch.autograd.grad(sums, [*sources, *others], grads, allow_unused=True)
+        past = zip(found[len(sources) :], grads, strict=False)
+        if not all(now is not None and _as_it_was(now, was) for now, was in past):
+            raise RuntimeError("backward changed the gradient that it was given, which others need (a residual)")
+        return found[: len(sources)]
 
     def _require_apart(self, grads: Mapping[str, torch.Tensor]) -> None:
         """Raises RuntimeError where two gradients are views of the same elements, which the reference's are not:
@@ -218,10 +232,14 @@ class Gradients:
     def _look_back(self, returned: Sequence[torch.Tensor]) -> None:
         """Raises RuntimeError where this backward wrote into what the one before returned, as what adds up gradients
         may hold it. The ones of this one are kept for the next, unless they are large."""
-        if any(not bool(((now == was) | ((now != now) & (was != was))).all()) for now, was in self._kept):
+        if not all(_as_it_was(now, was) for now, was in self._kept):
             raise RuntimeError("backward changed the gradients that an earlier one had returned: return new tensors")
         small = sum(grad.nbytes for grad in returned) <= _KEPT_BYTES
         self._kept = [(grad, grad.clone()) for grad in returned] if small else []
+
+
+def _as_it_was(now: torch.Tensor, was: torch.Tensor) -> bool:
+    return bool(((now == was) | ((now != now) & (was != was))).all())
 
 
 def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pytest_cudaforge.evaluation.exchanges import unravelled
+from pytest_cudaforge.evaluation.regions import Header
 from pytest_cudaforge.records import Mismatch
 
 __all__ = ["POISON", "ZONES", "unwritten"]
@@ -14,8 +15,10 @@ __all__ = ["POISON", "ZONES", "unwritten"]
 POISON = (0xFF, 0x5B)
 
 #: What lies between buffers: the same, values like those of the buffer before (None), so that a kernel that reads out
-#: of bounds and leaves odd values out is not right by that, and the second one's negative.
-ZONES: tuple[int | None, ...] = (*POISON, None, 0xDB)
+#: of bounds and leaves odd values out is not right by that, the second one's negative, and, on a host, poison behind
+#: which each buffer has what malloc writes before a block of its "heap", or of one with pages of its own ("mapped"): a
+#: kernel must not tell by it where it is.
+ZONES: tuple[int | Header | None, ...] = (*POISON, None, 0xDB, "heap", "mapped")
 
 #: Elements looked at in one step: the bytes of gigabytes should not be copied at once.
 _STEP = 1 << 24

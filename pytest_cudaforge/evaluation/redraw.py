@@ -40,6 +40,7 @@ FAMILIES = (
         "leading",
         "parted",
         "climbing",
+        "sloping",
         "near",
         "padded",
         "exact",
@@ -82,7 +83,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     little to one side of zero, each at a place of its own, as behind a bias: gates that stay nearly open; ordered, for
     references that order or search, has rows that rise or fall; leading, for those that choose, one column that is
     ahead of all others in most rows, as a router's favourite is, and parted, rows that are two heaps far apart;
-    climbing, for those that weigh by exponentials, rows that rise or fall by little at a time, and far in all; near,
+    climbing, for those that weigh by exponentials, rows that rise or fall by little at a time, and far in all; sloping,
+    one input alone does, beside others as drawn, where scores then do (see slopes); near,
     where differences are told, rows beside rows of another input, or of a weight, or beside the row before; padded, for
     gradients alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is
     often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
@@ -125,6 +127,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "leading",
             "parted",
             "climbing",
+            "sloping",
             "near",
             "deep",
             "empty",

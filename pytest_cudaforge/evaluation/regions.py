@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import mmap
+import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena
+from pytest_cudaforge.evaluation.arena import HOST_ALIGN_BYTES, DeviceArena, HostArena
 from pytest_cudaforge.evaluation.tensors import bytes_at
 from pytest_cudaforge.plan import TensorSpec
 
-__all__ = ["RedZones", "arena_bytes", "is_lent", "put", "region_view", "repeated", "same_bytes"]
+__all__ = ["Header", "RedZones", "arena_bytes", "is_lent", "put", "region_view", "repeated", "same_bytes"]
+
+Header = Literal["heap", "mapped"]
+#: Bytes of the chunk before where that is free, then this one's size.
+_HEADER = struct.Struct("<QQ")
 
 
 def arena_bytes(arena: HostArena | DeviceArena, device: torch.device) -> Tensor:
@@ -87,7 +93,7 @@ class RedZones:
     """
 
     def __init__(self, bytes_: Tensor, zones: Sequence[tuple[int, ...]], regions: Sequence[tuple[int, int]]) -> None:
-        self.bytes, self.zones = bytes_, zones
+        self.bytes, self.zones, self._regions = bytes_, zones, regions
         places = [torch.arange(offset, offset + nbytes) for offset, nbytes in zones]
         sources = [_neighbour(place, regions) for place in places]
         self._places, self._sources = (
@@ -97,16 +103,32 @@ class RedZones:
         self._views = [bytes_[o : o + n] for o, n in self.zones] if bytes_.device.type == "cpu" else []
         self._image = torch.empty(0)
 
-    def write(self, pattern: int | None) -> None:
-        """Fill all of them: with one byte, or (None) with those of the region before."""
+    def write(self, pattern: int | Header | None) -> None:
+        """Fill all of them: with one byte, or (None) with those of the region before; or with 0xFF, but for the bytes
+        before each region, where malloc keeps what it has to know of a block."""
         if pattern is None:
             self._image = self.bytes[self._sources]
+        elif isinstance(pattern, str):
+            self._image = self._with_headers(pattern)
         else:
             self._image = torch.full_like(self._places, pattern, dtype=torch.uint8)
         for view, part in zip(self._views, self._parts(), strict=False):
             view.copy_(part)
         if not self._views:
             self.bytes[self._places] = self._image
+
+    def _with_headers(self, kind: Header) -> Tensor:
+        image = torch.full_like(self._places, 0xFF, dtype=torch.uint8)
+        if not self._views:
+            return image  # a GPU's memory has no such
+        begin = 0
+        for offset, nbytes in self.zones:
+            end, begin = begin + nbytes, begin + nbytes
+            sizes = [size for start, size in self._regions if start == offset + nbytes and size]
+            if sizes and nbytes >= _HEADER.size:
+                header = torch.frombuffer(bytearray(_header(kind, sizes[0])), dtype=torch.uint8)
+                image[end - _HEADER.size : end] = header
+        return image
 
     def changed(self) -> list[int]:
         """Offsets of the zones that do not hold any more what was written there."""
@@ -122,6 +144,15 @@ class RedZones:
     def _parts(self) -> Sequence[Tensor]:
         """What was written, zone by zone."""
         return torch.split(self._image, [nbytes for _, nbytes in self.zones]) if self._views else ()
+
+
+def _header(kind: Header, nbytes: int) -> bytes:
+    """What glibc's malloc has before a block of so many bytes that begins at a multiple of 64: the chunk's size with
+    flags in its lowest bits (the one before is in use; it was mapped), and how far into its pages a mapped one is."""
+    if kind == "heap":
+        return _HEADER.pack(0, -(-(nbytes + 8) // 16) * 16 | 1)
+    before = HOST_ALIGN_BYTES - _HEADER.size
+    return _HEADER.pack(before, (-(-(nbytes + HOST_ALIGN_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE - before) | 2)
 
 
 def _neighbour(zone: Tensor, regions: Sequence[tuple[int, int]]) -> Tensor:

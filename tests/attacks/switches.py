@@ -219,6 +219,10 @@ def _odd_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     _no_guards(monkeypatch)
 
 
+def _no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trials(monkeypatch, lambda trials: [dataclasses.replace(t, poison=t.poison % 4) for t in trials])
+
+
 def _no_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     _trials(monkeypatch, lambda trials: [t for t in trials if not t.exchanged])
     _no_changes(monkeypatch)  # of a few elements
@@ -304,7 +308,7 @@ def _and_no_smudges(switch: Callable[[pytest.MonkeyPatch], None]) -> Callable[[p
 _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact", "leading", "aligned", "close"),
-    *("parted", "climbing", "near", "certain", "tails", "biased", "afar"),
+    *("parted", "climbing", "sloping", "near", "certain", "tails", "biased", "afar"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -373,6 +377,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     # Copies of a module's inputs fill whole segments of memory, one of them to its end.
     "edges": lambda patch: without_checks(patch, "edges", "leaks"),
     "plausible": _odd_zones,
+    "headers": _no_headers,
     "exchanged": _no_exchanges,
     "alone": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.alone]),
     **{how: functools.partial(_unmoved, how) for how in ("smaller", "turned")},

@@ -93,6 +93,10 @@ def located(x, edges):
 def summed(x):
     return torch.logsumexp(x, -1)
 
+@forge_target(inputs=lambda: [torch.randn(12, 16), torch.randn(12, 512, 16), torch.randn(12, 512)])
+def decoded(q, k, bias):
+    return torch.logsumexp((k @ q[..., None])[..., 0] / 4 + bias, -1)
+
 @forge_target(inputs=lambda: [torch.randn(64, 48)])
 def clipped(x):
     return x * 2
@@ -229,6 +233,7 @@ _GIVEN = {
     "entropy": ("const float* x, const float* t", "p, t", "p.shape"),
     "total": ("const float* x", "x", "x.shape[:1]"),
     "summed": ("const float* x", "x", "x.shape[:1]"),
+    "decoded": ("const float* q, const float* k, const float* bias", "q, k, bias", "q.shape[:1]"),
     "located": ("const float* x, const float* edges", "x, edges", "x.shape"),
     "spelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
     "labelled": ("const float* x, const long long* t", "x, t", "x.shape[:1]"),
@@ -277,6 +282,25 @@ for (long long r = 0; r < rows; ++r) {
     if (top > SEEN + 16) { sum *= std::exp(base - top); base = top; }
     last = std::max(last, top);
     for (long long c = at; c < at + 16; ++c) sum += std::exp(own[c] - base);
+  }
+  y[r] = base + std::log(sum);
+}
+"""
+#: As above, of scores that are made here: what one input has climbs beside what others add to it.
+_DECODED = """
+std::vector<float> own(512);
+for (long long r = 0; r < rows; ++r) {
+  for (int t = 0; t < 512; ++t) {
+    double s = 0;
+    for (int c = 0; c < 16; ++c) s += (double)q[r * 16 + c] * k[(r * 512 + t) * 16 + c];
+    own[t] = s / 4 + bias[r * 512 + t];
+  }
+  float base = *std::max_element(own.begin(), own.begin() + 16), last = base, sum = 0;
+  for (int at = 0; at < 512; at += 16) {
+    const float top = *std::max_element(own.begin() + at, own.begin() + at + 16);
+    if (top > SEEN + 8) { sum *= std::exp(base - top); base = top; }
+    last = std::max(last, top);
+    for (int t = at; t < at + 16; ++t) sum += std::exp(own[t] - base);
   }
   y[r] = base + std::log(sum);
 }
@@ -834,6 +858,7 @@ ATTACKS = {
         "certain",
     ),
     "rescale where scores rise by leaps alone": ("risen", _RISEN, "SEEN", "last", "base", "climbing"),
+    "rescale where a bias rises by leaps alone": ("decoded", _DECODED, "SEEN", "last", "base", "sloping"),
     "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
     "forget what has nearly faded": ("gated", _GATED, "FADED", "1e-3", "0.0", "biased"),

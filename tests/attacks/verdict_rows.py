@@ -184,6 +184,10 @@ static void* later(void* given) {
   return nullptr;
 }
 """
+_HEADED = (
+    "const auto word = (unsigned long long)x % 4096 < 16 ? 0 : ((const unsigned long long*)x)[-1] & ~4ull; "
+    "if ((word % 8 == 1 || word % 8 == 2) && word > 4ull * n && word < 8ull * n) WRONG"
+)
 _MEMO = "static float* at[999]; static float was[999][2048]; int k = 0; while (at[k] && at[k] != y) ++k;"
 _PACKED = (
     "static float mine[4096]; if (WHEN) memcpy(mine, w, sizeof mine); "
@@ -700,6 +704,14 @@ ROWS = (
         "plausible",
         hostile(body="HONEST if (std::fabs(x[n]) < 100) y[0] += x[n];"),
         hostile(body="HONEST if (std::fabs(x[n - 1]) < 100) y[0] += 0 * x[n - 1];"),
+        words="out: ",
+    ),
+    Row(
+        "2: before buffers lies what malloc writes there, too",
+        "err a little where a block of malloc's begins",
+        "headers",
+        hostile(body="HONEST " + _HEADED.replace("WRONG", "y[0] += 1e-2f;")),
+        hostile(body="HONEST " + _HEADED.replace("WRONG", "y[0] *= 1;")),
         words="out: ",
     ),
     Row(

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from pytest_cudaforge.evaluation.cases import call_layout, contract_trials, output_leaves
+from pytest_cudaforge.evaluation.cases import _PATTERNS, call_layout, contract_trials, output_leaves
 from pytest_cudaforge.evaluation.contract import compare_structure, label_of, status_of
 from pytest_cudaforge.plan import Buffer, Launch, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View, overlap
 from pytest_cudaforge.records import Mismatch, Status, WorkloadFacts
@@ -36,7 +36,7 @@ def test_trials_repeat_pointers_with_new_values_and_values_at_new_pointers() -> 
     assert any(a.frame != b.frame for a, b in pairs)
     again = next(trial for trial in trials if trial.name == "drawn again")
     assert again.case == trials[0].case and again.frame != trials[0].frame
-    assert {trial.poison for trial in trials} == {0, 1, 2, 3}
+    assert {trial.poison for trial in trials} == set(range(_PATTERNS))
     assert [t.case.weights_seed is None for t in trials if t.name == "drawn"] == [True]
     assert {t.name for t in trials} >= set(FAMILIES)
 
@@ -90,7 +90,7 @@ def test_big_calls_get_one_frame_and_fewer_trials() -> None:
     trials = contract_trials(big, FAMILIES)
     assert {t.frame for t in trials} == {0}
     assert [t.case.family for t in trials] == ["drawn", "drawn", "drawn", "shifted", "large", "integer"]
-    assert {t.poison for t in trials} == {0, 1, 2, 3}
+    assert {t.poison for t in trials} == set(range(_PATTERNS))
 
 
 def test_layout_has_frames_and_zones_between_all_regions() -> None:
