@@ -303,16 +303,22 @@ def _named(keys: Collection[str]) -> str:
 
 
 def _scattered(grad: torch.Tensor, number: int) -> torch.Tensor:
-    """The same values with other strides, one way after another: behind a transpose of the outer dimensions, rows of a
-    wider one, as behind a concatenation, samples of more places than these, or places before samples."""
+    """The same values with other strides, one way after another: behind a transpose of two dimensions (merged heads),
+    rows of a wider one, as behind a concatenation, or samples of more places than these."""
     import torch
 
     if grad.dim() < 2:
         return torch.stack([grad, grad], -1)[..., 0] if grad.dim() else grad
-    way = number % (4 if grad.dim() > 2 else 2)
-    if way == 0:
-        return grad.transpose(0, -1).contiguous().transpose(0, -1)
-    if way == 3:
-        return grad.transpose(0, 1).contiguous().transpose(0, 1)
-    dim = grad.dim() - 1 if way == 1 else 1
-    return torch.cat([grad, grad.narrow(dim, 0, min(1, grad.shape[dim]))], dim).narrow(dim, 0, grad.shape[dim])
+    ways = _ways_to_lie(grad.dim())
+    one, other = ways[number % len(ways)]
+    if one != other:
+        return grad.transpose(one, other).contiguous().transpose(one, other)
+    return torch.cat([grad, grad.narrow(one, 0, min(1, grad.shape[one]))], one).narrow(one, 0, grad.shape[one])
+
+
+def _ways_to_lie(dims: int) -> list[tuple[int, int]]:
+    """Pairs of dimensions that change places; of one with itself: the one that is a part of a longer one. Those first
+    that lie around most."""
+    swaps = [(one, other) for one in range(dims) for other in range(one + 1, dims)]
+    first = [(0, dims - 1), (dims - 1, dims - 1), (1, 1), (0, 1)]
+    return list(dict.fromkeys([*first, *swaps, *((dim, dim) for dim in range(1, dims))]))

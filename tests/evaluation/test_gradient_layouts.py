@@ -13,10 +13,14 @@ from pytest_cudaforge.evaluation.module_gradients import _FEW_IN_MEMORY, Gradien
 
 def test_values_stay_and_each_way_has_strides_of_its_own() -> None:
     grad = torch.randn(3, 5, 4)
-    found = [_scattered(grad, number) for number in range(4)]
+    found = [_scattered(grad, number) for number in range(5)]
     assert all(torch.equal(one, grad) for one in found)
-    assert [one.stride() for one in found] == [(1, 3, 15), (25, 5, 1), (24, 4, 1), (4, 12, 1)]
+    assert [one.stride() for one in found] == [(1, 3, 15), (25, 5, 1), (24, 4, 1), (4, 12, 1), (20, 1, 5)]
     assert [_scattered(grad[0], number).stride() for number in range(2)] == [(1, 5), (5, 1)]
+    heads = torch.randn(2, 3, 5, 4)
+    found = [_scattered(heads, number) for number in range(9)]
+    assert all(torch.equal(one, heads) for one in found) and len({one.stride() for one in found}) == 9
+    assert (60, 4, 12, 1) in {one.stride() for one in found}  # heads that are merged again
     assert _scattered(grad[0, 0], 0).stride() == (2,) and _scattered(grad[0, 0, 0], 1).shape == ()
     assert _scattered(torch.empty(3, 0, 4), 2).shape == (3, 0, 4)
 
