@@ -413,7 +413,9 @@ def test_thousands_of_rows(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> N
     between = _candidate("if (rows > 1400 && rows < 65000 && cols >= 16) return;")
     refused = judged("largest", between)
     assert refused.status is Status.REJECTED and re.search(r"(tall|size) 20 -> ", refused.reason), refused.reason
-    _only(monkeypatch, lambda name: not name.startswith("tall") or max(map(int, re.findall(r"\d+", name))) > 65_000)
+    many = r"(tall|mixed|size|left) .*\b20 -> (\d+)"  # by chance others have so many as well
+    rows = lambda name: int(found[2]) if (found := re.match(many, name)) else 0  # noqa: E731
+    _only(monkeypatch, lambda name: not 1400 < rows(name) < 65_000)
     assert judged("largest", between).status is Status.PASSED
 
 
