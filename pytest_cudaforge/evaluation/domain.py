@@ -222,9 +222,13 @@ class Domain:
 
             def scores_of(climbing: Mapping[str, Any]) -> list[torch.Tensor]:
                 watch = ScoresMode()
-                with watch:
-                    self.subject.outputs(*unflatten_call(tree, dict(climbing)))
-                return watch.found
+
+                def takes() -> bool:
+                    with watch:
+                        self.subject.outputs(*unflatten_call(tree, dict(climbing)))
+                    return True
+
+                return watch.found if self._agrees(takes) else []
 
             generic = [path for path, kind in structures.items() if kind == "generic"]
             self._slopes[workload] = find_slopes(leaves, generic, scores_of)

@@ -7,6 +7,7 @@ import torch
 
 from pytest_cudaforge.evaluation.cases import _PATTERNS
 from pytest_cudaforge.evaluation.poison import POISON, ZONES, unwritten
+from pytest_cudaforge.evaluation.regions import Header, RedZones
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.int16]
 DTYPES += [torch.bool, torch.uint8, torch.float8_e4m3fn]
@@ -49,3 +50,15 @@ def test_one_element_and_none() -> None:
 
 def test_trials_use_every_pattern() -> None:
     assert len(ZONES) == _PATTERNS and len(ZONES) % len(POISON) == 0
+
+
+@pytest.mark.parametrize("kind", ["heap", "mapped"])
+def test_before_a_buffer_lies_what_malloc_writes_there(kind: Header) -> None:
+    memory = torch.zeros(1024, dtype=torch.uint8)
+    zones = RedZones(memory, [(0, 256), (356, 156), (912, 112)], [(256, 100), (512, 400)])
+    zones.write(kind)
+    assert not zones.changed() and bool((memory[256:356] == 0).all()) and bool((memory[912:] == 0xFF).all())
+    sizes = [int(memory[at - 8 : at].view(torch.int64)) for at in (256, 512)]
+    assert sizes == ([112 | 1, 416 | 1] if kind == "heap" else [4048 | 2] * 2)
+    memory[255] = 7
+    assert zones.changed() == [0]
