@@ -147,15 +147,16 @@ class Gradients:
         self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor | None]:
         """Gradients of ``sources``. In one call of some the outputs are added to others, as in a residual block: what
-        comes in goes past the module as well, and nobody but autograd holds it."""
+        comes in goes past the module as well, and nobody but autograd holds it (not gigabytes, which take room)."""
         import torch
 
-        others = [] if self._calls % _RESIDUAL else [torch.zeros_like(out, requires_grad=True) for out in outputs]
+        past = self._calls % _RESIDUAL == 0 and sum(out.nbytes for out in outputs) <= _KEPT_BYTES
+        others = [torch.zeros_like(out, requires_grad=True) for out in outputs] if past else []
         with torch.enable_grad():
             sums = [(out + other) * 1 for out, other in zip(outputs, others, strict=True)] if others else outputs
         found = torch.autograd.grad(sums, [*sources, *others], grads, allow_unused=True)
-        past = zip(found[len(sources) :], grads, strict=False)
-        if not all(now is not None and _as_it_was(now, was) for now, was in past):
+        pairs = zip(found[len(sources) :], grads, strict=False)
+        if not all(now is not None and _as_it_was(now, was) for now, was in pairs):
             raise RuntimeError("backward changed the gradient that it was given, which others need (a residual)")
         return found[: len(sources)]
 
