@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_cudaforge.evaluation.module_answers import share
+from pytest_cudaforge.evaluation.module_answers import as_it_was, share
 from pytest_cudaforge.runtime.gradients import GRADIENT, MODULE, OUTPUT
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Gradients:
         if self._calls % 2 == 0:
             _compare_losses([out for out, _ in recorded], list(sources.values()))
         found = self._backward([out for out, _ in recorded], list(sources.values()), given_grads)
-        if not all(_as_it_was(now, was) for now, was in returned):
+        if not all(as_it_was(now, was) for now, was in returned):
             raise RuntimeError("backward changed what forward had returned: a caller may still need it")
         kept = {key: grad for key, grad in zip(sources, found, strict=True) if grad is not None}
         if len(told) < len(grads):
@@ -156,7 +156,7 @@ class Gradients:
             sums = [(out + other) * 1 for out, other in zip(outputs, others, strict=True)] if others else outputs
         found = torch.autograd.grad(sums, [*sources, *others], grads, allow_unused=True)
         pairs = zip(found[len(sources) :], grads, strict=False)
-        if not all(now is not None and _as_it_was(now, was) for now, was in pairs):
+        if not all(now is not None and as_it_was(now, was) for now, was in pairs):
             raise RuntimeError("backward changed the gradient that it was given, which others need (a residual)")
         return found[: len(sources)]
 
@@ -233,14 +233,10 @@ class Gradients:
     def _look_back(self, returned: Sequence[torch.Tensor]) -> None:
         """Raises RuntimeError where this backward wrote into what the one before returned, as what adds up gradients
         may hold it. The ones of this one are kept for the next, unless they are large."""
-        if not all(_as_it_was(now, was) for now, was in self._kept):
+        if not all(as_it_was(now, was) for now, was in self._kept):
             raise RuntimeError("backward changed the gradients that an earlier one had returned: return new tensors")
         small = sum(grad.nbytes for grad in returned) <= _KEPT_BYTES
         self._kept = [(grad, grad.clone()) for grad in returned] if small else []
-
-
-def _as_it_was(now: torch.Tensor, was: torch.Tensor) -> bool:
-    return bool(((now == was) | ((now != now) & (was != was))).all())
 
 
 def _lies_in(tensor: torch.Tensor, others: Sequence[Any]) -> bool:

@@ -288,7 +288,7 @@ class Subject:
         return self._mutates[workload]
 
     def in_one_storage(self, outputs: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of what a call has just returned: see the function of this name."""
+        """Paths of what a call has just returned that lie in the storage of one before them."""
         return in_one_storage(outputs)
 
     def draws_numbers(self, workload: str) -> bool:
