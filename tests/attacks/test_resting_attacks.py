@@ -224,6 +224,7 @@ def test_a_kernel_that_rests_on_what_its_own_calls_left_is_timed_on_new_values(
     SWITCHES["empty"](monkeypatch)  # where all is zero a cache holds the entry, too
     without_checks(monkeypatch, "later calls", "beside")  # verification's calls on them refuse it
     no_edits(monkeypatch)
-    assert _cached_ns(evaluator, repo, HELD) > 0.5 * honest_ns
+    # The fastest round on new values counts, which on a noisy machine takes a third of what a call takes else.
+    assert _cached_ns(evaluator, repo, HELD) > 0.1 * honest_ns
     SWITCHES["novelty"](monkeypatch)
-    assert _cached_ns(evaluator, repo, HELD) < 0.2 * honest_ns
+    assert _cached_ns(evaluator, repo, HELD) < 0.01 * honest_ns
