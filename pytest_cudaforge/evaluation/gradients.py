@@ -67,7 +67,7 @@ class GradientSubject(Subject):
     """
 
     #: Where a row of weights is zero there may be more than one right gradient.
-    habits = ("turned", "muted", "faded")
+    habits = ("turned", "muted", "faded", "strayed")
     #: Gradients flow through views and saved tensors that do not tell which sums are behind them.
     tells_sums_apart = False
 

@@ -32,10 +32,13 @@ _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 #: of a residual branch is at first (what was multiplied by them cannot be told from the answer); pruned: some rows are
 #: zero, which show a small constant that keeps a division finite; thinned: some elements are zero, wherever they lie;
 #: faded: some of a vector are next to nothing, as regularised gains come to be (who divides by them what was rounded
-#: behind them has lost its digits).
-HABITS = ("turned", "muted", "pruned", "thinned", "faded")
+#: behind them has lost its digits); strayed: some of a vector that differ lie far beyond the others, as logits of
+#: decays and gates come to (a sigmoid is nearly one there, and what was said to die away lasts).
+HABITS = ("turned", "muted", "pruned", "thinned", "faded", "strayed")
 _TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
 _FADED, _FADING = 1 / 16, (1e-6, 1e-3)
+#: In standard deviations of the vector, to either side.
+_STRAYED, _STRAYING = 1 / 4, (4.0, 8.0)
 
 
 def rerandomise(
@@ -86,6 +89,8 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
         return weights.numel() >= _FEWEST_CHANNELS and bool((weights > 0).all())
     if habit in ("muted", "faded"):
         return weights.dim() == 1 and len(weights) >= _FEWEST_CHANNELS and bool((weights != 0).all())
+    if habit == "strayed":  # what is positive may be a rate, of which a little more has no end
+        return weights.dim() == 1 and len(weights) > 1 and bool((weights <= 0).any()) and _spread(weights) > 0
     if habit == "thinned":
         return weights.dim() > 1 and weights.numel() >= _FEWEST_WEIGHTS
     return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
@@ -101,11 +106,20 @@ def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
             faded = _some(weights.numel(), _FADED, generator, weights.device)
             size = torch.empty_like(weights).uniform_(*map(math.log, _FADING), generator=generator).exp_()
             weights.copy_(torch.where(faded, weights * size, weights))
+        elif habit == "strayed":
+            strayed = _some(weights.numel(), _STRAYED, generator, weights.device) & (weights != 0)
+            far = torch.empty_like(weights).uniform_(*_STRAYING, generator=generator) * _spread(weights)
+            up = torch.rand(weights.shape, generator=generator, device=weights.device) < 0.5
+            weights.copy_(torch.where(strayed, weights.mean() + torch.where(up, far, -far), weights))
         elif habit in ("muted", "thinned"):
             share = _MUTED if habit == "muted" else _THINNED
             weights[_some(weights.numel(), share, generator, weights.device).reshape(weights.shape)] = 0.0
         else:
             weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
+
+
+def _spread(weights: Tensor) -> float:
+    return float(weights.detach().float().std())
 
 
 def _some(count: int, share: float, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -48,6 +48,17 @@ class Cosine(nn.Module):
     def forward(self, x):
         return x @ F.normalize(self.weight, dim=-1).T
 
+@forge_target(inputs=lambda: [torch.randn(4, 128, 16)])
+class Faded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(-2.0, 0.0, 4))
+
+    def forward(self, x):
+        gap = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        mix = (F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * (gap >= 0)
+        return mix @ x
+
 @forge_target(inputs=lambda: [torch.randn(8, 8192)])
 class Wide(nn.Module):
     def __init__(self):
@@ -176,11 +187,22 @@ def __init__(self):
     super().__init__()
     self.weight = nn.Parameter(torch.randn(40, 64))
 """
+DECAY_INIT = """
+def __init__(self):
+    super().__init__()
+    self.decay = nn.Parameter(torch.linspace(-2.0, 0.0, 4))
+"""
+FADING = """
+gap = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+near = (gap >= 0) & (gap < LONG)
+return ((F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * near) @ x
+"""
 
 
 @pytest.mark.parametrize(
     ("name", "init", "attack", "twin"),
     [
+        ("Faded", DECAY_INIT, FADING.replace("LONG", "64"), FADING.replace("LONG", "x.shape[1]")),
         (
             "Pooled",
             POOLED_INIT,
@@ -194,7 +216,7 @@ def __init__(self):
             "return x @ (self.weight / self.weight.norm(dim=-1, keepdim=True).clamp_min(1e-12)).T",
         ),
     ],
-    ids=["a maximum before the gain", "rows without any length"],
+    ids=["what is old has decayed", "a maximum before the gain", "rows without any length"],
 )
 def test_what_is_right_for_fresh_weights_alone(judged: Judged, name: str, init: str, attack: str, twin: str) -> None:
     """There is no switch: weights are drawn in another process; test_subject.py shows how without such habits."""

@@ -102,6 +102,16 @@ def test_gains_fade_and_stay_what_they_are() -> None:
     assert 4 < int((norm.weight.detach() == 0).sum()) < 40  # both habits are worn, whichever comes first
 
 
+def test_some_of_a_vector_that_differs_stray() -> None:
+    """Not of what is positive, which may be a rate, and not of what is all the same."""
+    module = nn.ParameterDict(
+        {"decay": torch.linspace(-2, 1, 16), "rate": torch.linspace(1, 2, 16), "gain": torch.ones(16)}
+    )
+    rerandomise(module, 1, ("strayed",), trained=True)
+    far = {name: float((weights.detach() - weights.detach().median()).abs().max()) for name, weights in module.items()}
+    assert 3.0 < far["decay"] < 20.0 and far["rate"] < 2.5 and far["gain"] < 2.5
+
+
 def test_statistics_alone_say_where_a_module_lies() -> None:
     """Else their draws would be asked of a generator for another device."""
     statistics = nn.BatchNorm1d(4, affine=False, device="meta")
