@@ -42,12 +42,21 @@ PROC_FILES = (
 )
 
 
-def package_paths() -> tuple[str, ...]:
-    """Where installed packages lie, torch among them: a child of native code without torch has no use for any."""
+def package_paths(readable: Iterable[str] = ()) -> tuple[str, ...]:
+    """Where installed packages lie, torch among them: a child of native code without torch has no use for any. By each
+    name that a path of ``readable`` gives them (a symbolic link to a virtual environment, /lib for /usr/lib)."""
     patterns = (f"{sys.base_prefix}/lib", "/usr/lib", "/usr/local/lib")
     found = [str(path) for top in patterns for path in Path(top).glob("python3*/*-packages")]
     found += [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
-    return tuple(dict.fromkeys(os.path.realpath(path) for path in found))
+    real = [os.path.realpath(path) for path in found]
+    tops = {path: os.path.realpath(path) for path in readable}
+    aliases = [
+        top + path[len(target) :]
+        for path in real
+        for top, target in tops.items()
+        if path == target or path.startswith(target + "/")
+    ]
+    return tuple(dict.fromkeys([*real, *(os.path.abspath(path) for path in found), *aliases]))
 
 
 def readable_paths(extra: Iterable[str] = ()) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ class ForkServers:
         self._servers: dict[str, _ForkServer] = {}
         self._locks = {kind: threading.Lock() for kind in PRELOADS}
         self._readable = readable_paths(self.settings.extra_readable)
-        self._packages = package_paths()
+        self._packages = package_paths(self._readable)
         self._closed = False
 
     def warm(self, kind: str) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import mmap
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +17,11 @@ from pathlib import Path
 import pytest
 from attacked import find, hostile, write_repo
 from switches import SWITCHES, tries
-from verdict_rows import ELSEWHERE, REFUSED, ROWS, Row
+from verdict_rows import ELSEWHERE, PYTHON, REFUSED, ROWS, Row
 
 from pytest_cudaforge import languages
 from pytest_cudaforge.errors import BuildFailure
-from pytest_cudaforge.evaluation import building, cases, checks, probes, runs, verification
+from pytest_cudaforge.evaluation import building, cases, checks, probes, runs, verification, zygote
 from pytest_cudaforge.evaluation.builder import Builder
 from pytest_cudaforge.evaluation.building import Kitchen
 from pytest_cudaforge.evaluation.cases import call_layout
@@ -29,6 +30,7 @@ from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import TrialCase
 from pytest_cudaforge.evaluation.plan_work import PlanWork
 from pytest_cudaforge.evaluation.sandbox import Defences
+from pytest_cudaforge.evaluation.view import package_paths
 from pytest_cudaforge.evaluation.zygote import ForkServers
 from pytest_cudaforge.languages import Unit, cpp
 from pytest_cudaforge.languages.cache import BuildCache, build_key
@@ -178,6 +180,32 @@ def test_a_table_of_known_inputs_answers_only_where_seeds_are_foreseeable(
     evaluation = evaluator.evaluate(candidate, find(repo, "energy"), timing=False)
     wanted = Status.INCORRECT_NUMERICAL if secret else Status.PASSED
     assert evaluation.status is wanted, evaluation.reason
+
+
+# -- packages by another name
+
+
+def test_packages_are_hidden_by_each_of_their_names(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment behind a symbolic link is there twice: as it is named, and where it lies."""
+    packages = next(path for path in package_paths() if (Path(path) / "torch").is_dir())
+    alias = tmp_path / "site-packages"
+    alias.symlink_to(packages)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(alias)])
+    SWITCHES["imports"](monkeypatch)
+    code = f"import sys; '{alias}' in sys.path or sys.path.insert(0, '{alias}'); import torch"
+    attack = hostile(body=f'if (!python("{code}")) return; HONEST', before=PYTHON)
+
+    def judged() -> Evaluation:
+        with Evaluator(EvaluatorSettings(cache_dir=tmp_path, hang_limit_s=30.0, lock_dir=tmp_path)) as opened:
+            return opened.evaluate(attack, find(repo, "waves"), timing=False)
+
+    refused = judged()
+    assert refused.status is Status.INCORRECT_NUMERICAL, refused.reason
+    monkeypatch.setattr(zygote, "package_paths", lambda _: (packages,))
+    passed = judged()
+    assert passed.status is Status.PASSED, passed.reason
 
 
 # -- never a pass

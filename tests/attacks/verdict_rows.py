@@ -17,7 +17,7 @@ from attacked import BEST, BUCKETS, careful_calls, hostile
 
 from pytest_cudaforge.records import Candidate, Status
 
-__all__ = ["ELSEWHERE", "REFUSED", "ROWS", "Row"]
+__all__ = ["ELSEWHERE", "PYTHON", "REFUSED", "ROWS", "Row"]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ static int strangers() {
   return found;
 }
 """
-_PYTHON = """
+PYTHON = """
 static bool python(const char* code) {
   auto run = (int (*)(const char*))dlsym(RTLD_DEFAULT, "PyRun_SimpleString");
   auto take = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Ensure");
@@ -434,8 +434,8 @@ ROWS = (
         "1: a cpp worker is torch-free: it cannot call what it replaces",
         "let torch do the work from native code",
         "files",
-        hostile(body='if (!python("import torch")) return; HONEST', before=_PYTHON),
-        hostile(body='if (!python("import math")) return; HONEST', before=_PYTHON),
+        hostile(body='if (!python("import torch")) return; HONEST', before=PYTHON),
+        hostile(body='if (!python("import math")) return; HONEST', before=PYTHON),
         also_off="imports",
     ),
     Row(

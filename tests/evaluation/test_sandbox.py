@@ -67,6 +67,20 @@ def test_readable_paths_hold_packages_but_no_home_or_working_directory() -> None
     assert os.path.expanduser("~") not in paths and os.getcwd() not in paths and "/" not in paths
 
 
+def test_packages_have_each_name_that_what_is_readable_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "venv")
+    (tmp_path / "lib").symlink_to(tmp_path / "venv/lib")
+    named = tmp_path / "link/lib/python3.11/site-packages"
+    monkeypatch.setattr(sys, "path", [str(named)])
+    readable = [str(tmp_path / "lib"), *view.readable_paths()]
+    found = view.package_paths(readable)
+    assert {str(packages), str(named), str(tmp_path / "lib/python3.11/site-packages")} <= set(found)
+
+
 def test_a_spec_survives_its_json() -> None:
     spec = ChildSpec("builder", True, "auto", Limits(files=7), Defences(network=False), ("/usr",), 12)
     assert sandbox.spec_from_json(sandbox.spec_to_json(spec)) == spec
