@@ -47,6 +47,8 @@ MAX_VALUE_CHARACTERS = 3000
 MAX_REPLY_CHARACTERS = 100_000
 
 
+#: How an object begins; a decoder's error about anything else costs as much as the text before it.
+_BEGUN = re.compile(r'\{\s*["}]')
 _TEXT = {"type": "string"}
 
 
@@ -281,18 +283,17 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
     # strict=False: models put raw line breaks into JSON strings.
     decoder = json.JSONDecoder(strict=False)
     text = text[-MAX_REPLY_CHARACTERS:]
-    at = text.find("{")
-    while at >= 0:
+    end = 0
+    while begun := _BEGUN.search(text, end):
         try:
-            data, end = decoder.raw_decode(text, at)
+            data, end = decoder.raw_decode(text, begun.start())
         except RecursionError:
             return  # nobody nests feedback a thousand levels deep; what follows would cost as much again
         except ValueError:
-            end = at + 1
+            end = begun.start() + 1
         else:
             if isinstance(data, dict):
                 yield data
-        at = text.find("{", end)
 
 
 def _text(data: Mapping[str, Any], key: str, expected: str) -> str:
