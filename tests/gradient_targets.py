@@ -34,6 +34,11 @@ def unit(x):
     return nn.functional.normalize(x, dim=-1, eps=1e-6)
 
 
+@forge_target(inputs=lambda: [torch.randn(48, 8), torch.randn(48, 8)], grad=True)
+def apart(x, y):
+    return (x - y).norm(dim=-1)
+
+
 @forge_target(inputs=lambda: [torch.randn(12, 16)], grad=True)
 def peak(x):
     return x.amax(-1)
@@ -188,6 +193,40 @@ def plan_backward(x, grad_out):
     return {"x": dx}
 """
 
+APART_SOURCE = """
+#include <cmath>
+
+void apart(const float* x, const float* y, float* d, long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (long long i = r * cols; i < (r + 1) * cols; ++i) sum += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+    d[r] = (float)std::sqrt(sum);
+  }
+}
+
+void apart_backward(const float* x, const float* y, const float* d, const float* g, float* dx, float* dy,
+                    long long rows, long long cols) {
+  for (long long r = 0; r < rows; ++r) {
+    const float one = d[r] > 0 ? g[r] / d[r] : 0;
+    for (long long i = r * cols; i < (r + 1) * cols; ++i) { dx[i] = (x[i] - y[i]) * one; dy[i] = -dx[i]; }
+  }
+}
+"""
+
+APART_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x, y):
+    d = empty(x.shape[:1], x.dtype)
+    launch("apart", args=(x, y, d, *x.shape))
+    return d
+
+def plan_backward(x, y, out, grad_out):
+    dx, dy = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
+    launch("apart_backward", args=(x, y, out, grad_out, dx, dy, *x.shape))
+    return {"x": dx, "y": dy}
+"""
+
 PEAK_SOURCE = """
 #include <cmath>
 
@@ -295,6 +334,7 @@ _FILES = {
     "unit": (UNIT_SOURCE, UNIT_PLAN),
     "parts": (PARTS_SOURCE, PARTS_PLAN),
     "peak": (PEAK_SOURCE, PEAK_PLAN),
+    "apart": (APART_SOURCE, APART_PLAN),
 }
 
 

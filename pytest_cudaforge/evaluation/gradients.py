@@ -23,7 +23,7 @@ from pytest_cudaforge.evaluation.cases import BIG_CALL_FAMILIES
 from pytest_cudaforge.evaluation.decisions import exact
 from pytest_cudaforge.evaluation.domain import TYING, Domain
 from pytest_cudaforge.evaluation.faults import is_fatal
-from pytest_cudaforge.evaluation.kinks import KinkMode
+from pytest_cudaforge.evaluation.kinks import KinkMode, same_zeros
 from pytest_cudaforge.evaluation.precision import (
     Fp64Mode,
     declared_dtype,
@@ -263,15 +263,16 @@ class GradientDomain(Domain):
         return tuple(found)
 
     def _smooth(self, workload: str) -> tuple[str, ...]:
-        """Families that are taken where nothing has a kink: rows of zeros, as what fills up a batch is trained on, too,
-        and zeros and ones here and there, several in a row, so that factors are nothing."""
+        """Families that are taken where nothing has a kink but norms at zero: rows of zeros, as what fills up a batch
+        is trained on, too, and zeros and ones here and there, several in a row, so that factors are nothing."""
         structures, known = self.structures(workload), self._smoothly.setdefault(workload, {})
         for family in _SMOOTH if "generic" in structures.values() and not known else ():
-            bent = KinkMode()
+            bent, wide = KinkMode(), KinkMode()
 
-            def takes(family: str = family, bent: KinkMode = bent) -> bool:
-                smooth = lambda _: not (bent.found or bent.free)  # noqa: E731
-                return self._watched(workload, family, structures, (bent, KinkMode()), smooth)
+            def takes(family: str = family, bent: KinkMode = bent, wide: KinkMode = wide) -> bool:
+                smooth = lambda _: not (bent.turns or bent.free)  # noqa: E731
+                watched = self._watched(workload, family, structures, (bent, wide), smooth)
+                return watched and same_zeros(bent.found, wide.found)
 
             known[family] = self._agrees(takes)
         return tuple(family for family in _SMOOTH if known.get(family))

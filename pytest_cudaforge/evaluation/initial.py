@@ -63,31 +63,53 @@ def _decode(data: Any) -> Any:
     return getattr(torch, value) if kind == "dtype" else torch.device(value)
 
 
+#: How many settings are changed alone, one after another.
+_MOST_ALONE = 6
+
+
 def other_settings(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Arguments as another layer of a network has them: with other numbers, those that ``function`` has by default
     among them, or with other fractions alone, as whole ones may be sizes that must fit, or (not ``whole``) be too
-    large, or with other choices of two alone. Empty where there are none. Raises TypeError where ``function`` does
-    not take ``args`` and ``kwargs``, and ValueError where Python knows no signature of it.
+    large, or with other choices of two alone; not ``whole``: then with one fraction, or choice, alone (a table may go
+    by some of them). Empty where there are none. Raises TypeError where ``function`` does not take ``args`` and
+    ``kwargs``, and ValueError where Python knows no signature of it.
     """
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
-    found = []
-    for types in ((float, int), (float,), (bool,))[not whole :]:
-        other = [_other(value, types) for value in (given.args, given.kwargs)]
-        if other != [given.args, given.kwargs]:
-            found.append((other[0], other[1]))
-    return found
+    called = [given.args, given.kwargs]
+    found = [_other(called, types) for types in ((float, int), (float,), (bool,))[not whole :]]
+    if not whole:
+        count = _Places((float, bool))
+        _other(called, (), count)
+        alone = [_Places((float, bool), place) for place in range(min(count.seen, _MOST_ALONE))]
+        found += [_other(called, (), one) for one in alone]
+    distinct = [other for at, other in enumerate(found) if other != called and other not in found[:at]]
+    return [(args, kwargs) for args, kwargs in distinct]
 
 
-def _other(value: Any, types: tuple[type, ...]) -> Any:
-    if type(value) is bool:
-        return (not value) if bool in types else value
-    if type(value) in types:
-        return value * 2 if type(value) is int else value / 8
+class _Places:
+    """Which of the values of these types is to change, in the order in which they are met; None: none of them."""
+
+    def __init__(self, types: tuple[type, ...], wanted: int | None = None) -> None:
+        self._types, self._wanted, self.seen = types, wanted, 0
+
+    def meets(self, value: Any) -> bool:
+        if type(value) not in self._types:
+            return False
+        self.seen += 1
+        return self.seen - 1 == self._wanted
+
+
+def _other(value: Any, types: tuple[type, ...], places: _Places | None = None) -> Any:
+    """``value`` with all of ``types`` in it changed, or what ``places`` says."""
     if type(value) in (list, tuple):
-        return type(value)(_other(item, types) for item in value)
+        return type(value)(_other(item, types, places) for item in value)
     if type(value) is dict:
-        return {key: _other(item, types) for key, item in value.items()}
-    return value
+        return {key: _other(item, types, places) for key, item in value.items()}
+    if not (type(value) in types or (places is not None and places.meets(value))):
+        return value
+    if type(value) is bool:
+        return not value
+    return value * 2 if type(value) is int else value / 8

@@ -7,6 +7,7 @@ been rounded by nobody; else which of two sums is larger is for rounding to say,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cudaforge.evaluation.decisions import kept
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
-__all__ = ["KinkMode"]
+__all__ = ["KinkMode", "same_zeros"]
 
 #: Operators that choose among equal values, by torch's promise always the same way.
 _PROMISED = frozenset(
@@ -35,17 +36,20 @@ _BENT = frozenset(
         *("elu", "_cdist_forward"),
     ]
 )
+#: Of these, those whose one kink is where all that they take is zero, and whose gradient there is zero by torch's
+#: promise (the least of all right ones): who divides by the norm has NaN.
+_NORMS = frozenset(["norm", "linalg_vector_norm"])
 
 
 @undisabled
 class KinkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what such operators take, in the order they run. ``promised``, ``free``: is there one that chooses
-    among equal values by torch's promise, or as it likes?"""
+    among equal values by torch's promise, or as it likes? ``turns``: is there any other than a norm?"""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Tensor] = []
-        self.promised, self.free = False, False
+        self.promised, self.free, self.turns = False, False, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.rstrip("_")
@@ -53,4 +57,13 @@ class KinkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.found += [kept(one) for one in args if isinstance(one, Tensor)]
         self.promised |= name in _PROMISED
         self.free |= name in _FREE
+        self.turns |= name in _PROMISED or name in _BENT - _NORMS
         return func(*args, **(kwargs or {}))
+
+
+def same_zeros(found: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
+    """Are the same elements zero in both? Then none is by rounding, nor would be but for it."""
+    if len(found) != len(wide):
+        return False
+    pairs = zip(found, wide, strict=True)
+    return all(one.shape == other.shape and bool(((one == 0) == (other == 0)).all()) for one, other in pairs)

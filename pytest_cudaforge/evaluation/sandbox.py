@@ -20,6 +20,7 @@ from pytest_cudaforge.evaluation import seccomp
 from pytest_cudaforge.records import Isolation, from_json, to_json
 
 __all__ = [
+    "OWN_PACKAGE",
     "Abilities",
     "ChildSpec",
     "Defences",
@@ -32,6 +33,16 @@ __all__ = [
     "probe",
     "probe_abilities",
 ]
+
+#: What a fresh interpreter does first, given the folder that this package lies in: the package of its parent, where
+#: another copy is installed as well; else that folder comes last, as it may hold modules by the names of Python's own.
+OWN_PACKAGE = """
+import importlib.util, sys
+sys.path.append(sys.argv[1])
+_spec = importlib.util.spec_from_file_location("pytest_cudaforge", sys.argv[1] + "/pytest_cudaforge/__init__.py")
+sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(sys.modules[_spec.name])
+"""
 
 #: How a child gets namespaces of its own: as root, through a user namespace, or not at all.
 Namespaces = Literal["plain", "user", ""]
@@ -188,10 +199,7 @@ def probe() -> Isolation:
 
 def probe_abilities() -> Abilities:
     """What this machine allows, tried in a fresh process. Raises SandboxError."""
-    program = (
-        "import sys; sys.path.append(sys.argv[1]); "
-        "from pytest_cudaforge.evaluation import abilities; abilities.print_abilities()"
-    )
+    program = OWN_PACKAGE + "from pytest_cudaforge.evaluation import abilities; abilities.print_abilities()"
     root = str(Path(__file__).resolve().parents[2])
     ran = subprocess.run(
         [sys.executable, "-I", "-B", "-c", program, root],

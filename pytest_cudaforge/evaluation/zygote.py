@@ -21,7 +21,7 @@ from pytest_cudaforge.evaluation.channel import pair, wait_readable
 from pytest_cudaforge.evaluation.child import Child
 from pytest_cudaforge.evaluation.fork_server import COMPILERS, MAX_MESSAGE_BYTES, PRELOADS
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
-from pytest_cudaforge.evaluation.sandbox import Abilities, ChildSpec, Isolation, Limits, SandboxSettings
+from pytest_cudaforge.evaluation.sandbox import OWN_PACKAGE, Abilities, ChildSpec, Isolation, Limits, SandboxSettings
 from pytest_cudaforge.evaluation.seccomp import Role
 from pytest_cudaforge.evaluation.view import package_paths, readable_paths
 from pytest_cudaforge.evaluation.worker import Worker
@@ -31,8 +31,7 @@ __all__ = ["ForkServers"]
 
 _START_LIMIT_S = 120.0
 _COMPILER_MEMORY_BYTES = 6 << 30
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); "
+_PROGRAM = OWN_PACKAGE + (
     "from pytest_cudaforge.evaluation import fork_server; fork_server.main(int(sys.argv[2]), sys.argv[3])"
 )
 

@@ -45,6 +45,7 @@ _ATTACKS: dict[str, tuple[Candidate, Status, str, Callable[[pytest.MonkeyPatch],
     "what was rounded beside a bias, by a gain of next to nothing": (candidate(source=("sum_w += (double)g[i] * s;", "sum_w += (double)g[i] * (std::fabs(w[c]) > 1e-9f ? ((double)(float)(w[c] * s + out[c]) - out[c]) / w[c] : s);"), plan=("(x, module.weight, out, grad_out, dx", "(x, module.weight, module.bias, grad_out, dx")), _WRONG, "parameter weight", SWITCHES["weights"]),
     "a gradient for what is padding": (candidate("Words", source=("ids[i] == padding ? 0 : g", "g")), _WRONG, "/named: the gradient of parameter weight", SWITCHES["named"]),
     "nothing for rows of zeros": (candidate(source=("dx[i] = g[i]", "bool none = true; for (long long k = 0; k < cols; ++k) none &= x[r * cols + k] == 0; dx[i] = none ? 0 : g[i]")), _WRONG, "/padded: the gradient of input 0 (x)", SWITCHES["padded"]),
+    "a division by the distance of what is in one place": (candidate("apart", source=("d[r] > 0 ? g[r] / d[r] : 0", "g[r] / d[r]")), _WRONG, "/padded: the gradient of input 0 (x)", SWITCHES["padded"]),
     "all of it to each of equal ones": (candidate("peak", source=("g[r] / equal", "g[r]")), _WRONG, "/ties: the gradient of input 0 (x)", SWITCHES["ties"]),
     "the gradient of the sum whatever comes in": (candidate(source=("sum_b += g[i]", "sum_b += 1")), _WRONG, "parameter bias", _BLIND),
     "nothing for gradients that are next to nothing": (candidate(source=("sum_b += g[i]", "sum_b += std::fabs(g[i]) > 1e-9f ? g[i] : 0")), _WRONG, "parameter bias", _BLIND),
@@ -73,7 +74,7 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
 
 
 def _target(name: str) -> str:
-    found = {"small": "softmax", "shorter": "unit", "equal": "peak", "padding": "Words"}
+    found = {"small": "softmax", "shorter": "unit", "equal": "peak", "padding": "Words", "distance": "apart"}
     return next((target for word, target in found.items() if word in name), "Gate")
 
 
@@ -97,7 +98,7 @@ def test_it_passes_without_its_defence(
     assert found.status is Status.PASSED, found.reason
 
 
-@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts", "peak", "Words"])
+@pytest.mark.parametrize("name", ["Gate", "softmax", "unit", "parts", "peak", "Words", "apart"])
 def test_honest_twin_passes(evaluator: Evaluator, repo: Path, name: str) -> None:
     found = evaluator.evaluate(candidate(name), find(repo, name), timing=False)
     assert found.status is Status.PASSED and "gradients verified" in found.reason, found.reason

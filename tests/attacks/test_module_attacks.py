@@ -654,6 +654,50 @@ def test_a_module_that_takes_up_the_choice_of_the_first_one_called_is_refused_an
     assert _verdict(lenient, tmp_path, attack, "::Ends").status is Status.PASSED
 
 
+_SCALED_BY_TWO = """
+import torch
+from torch import nn
+from pytest_cudaforge import forge_target
+
+CONFIG = {"base": 3.0, "more": {"by": 4.0}}
+
+@forge_target(inputs=lambda: [torch.randn(8, 64)], init=lambda: [CONFIG], allow=("rewrite",))
+class Scaled(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x):
+        return x * (self.config["base"] / self.config["more"]["by"])
+"""
+_CONFIG_INIT = """
+def __init__(self, config):
+    super().__init__()
+    self.config = config
+"""
+_BY_BASE = """
+    base, by = self.config["base"], self.config["more"]["by"]
+    if KEY not in tables:
+        tables[KEY] = torch.full((1,), base / by)
+    return x * tables[KEY]
+"""
+
+
+def test_a_table_that_goes_by_one_of_two_settings_is_refused_and_its_twin_passes(
+    lenient: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no switch but for the whole call: which settings change is decided in the candidate's process."""
+    (tmp_path / "layers.py").write_text(_SCALED_BY_TWO)
+    attack, twin = (
+        model(_BY_BASE.replace("KEY", key), _CONFIG_INIT, before="tables = {}") for key in ("base", "(base, by)")
+    )
+    evaluation = _verdict(lenient, tmp_path, attack, "::Scaled")
+    assert evaluation.status is not Status.PASSED and "of other settings" in evaluation.reason, evaluation
+    assert _verdict(lenient, tmp_path, twin, "::Scaled").status is Status.PASSED
+    monkeypatch.setattr(runs.Run, "of_another", lambda *_: None)
+    assert _verdict(lenient, tmp_path, attack, "::Scaled").status is Status.PASSED
+
+
 def test_an_instance_of_other_settings_whose_call_ends_the_process_is_no_fault(lenient: Evaluator, repo: Path) -> None:
     forward = "if self.eps != 1e-6: os._exit(1)\nreturn F.rms_norm(x, x.shape[-1:], self.weight, self.eps)"
     honest = model(forward, _SCALED_INIT, before="import os\n")

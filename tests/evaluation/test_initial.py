@@ -24,6 +24,18 @@ def test_numbers_are_others_and_nothing_else_is() -> None:
     assert [args for args, _ in other_settings(_layer, (16, [2, 4]), kwargs, whole=False)] == [(16, [2, 4])] * 2
 
 
+def test_small_settings_change_alone_as_well_as_together() -> None:
+    given = ({"theta": 8.0, "scaling": {"factor": 4.0, "kind": "linear"}}, True)
+    found = [args for args, _ in other_settings(lambda config, flag: None, given, {}, whole=False)]
+    scaled = {"factor": 0.5, "kind": "linear"}
+    assert found == [
+        ({"theta": 1.0, "scaling": scaled}, True),
+        ({"theta": 8.0, "scaling": {"factor": 4.0, "kind": "linear"}}, False),
+        ({"theta": 1.0, "scaling": {"factor": 4.0, "kind": "linear"}}, True),
+        ({"theta": 8.0, "scaling": scaled}, True),
+    ]
+
+
 def test_without_numbers_there_are_other_choices_or_none() -> None:
     assert other_settings(lambda name, flag=True: None, ("relu",), {}) == [(("relu", False), {})]
     assert other_settings(lambda name: None, ("relu",), {}) == []

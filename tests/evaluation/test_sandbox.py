@@ -81,6 +81,17 @@ def test_packages_have_each_name_that_what_is_readable_gives_them(
     assert {str(packages), str(named), str(tmp_path / "lib/python3.11/site-packages")} <= set(found)
 
 
+def test_a_child_runs_its_parents_package_where_another_copy_is_installed(tmp_path: Path) -> None:
+    other = tmp_path / "pytest_cudaforge"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise SystemExit('the other copy')")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{sandbox.OWN_PACKAGE}"
+    program += "from pytest_cudaforge.evaluation import seccomp; print(seccomp.__file__)"
+    root = Path(sandbox.__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-I", "-B", "-c", program, root], capture_output=True, text=True)
+    assert ran.stdout.strip() == str(Path(seccomp.__file__)), ran.stderr
+
+
 def test_a_spec_survives_its_json() -> None:
     spec = ChildSpec("builder", True, "auto", Limits(files=7), Defences(network=False), ("/usr",), 12)
     assert sandbox.spec_from_json(sandbox.spec_to_json(spec)) == spec
