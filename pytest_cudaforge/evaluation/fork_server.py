@@ -31,6 +31,7 @@ from pytest_cudaforge.evaluation import kernel_calls, sandbox
 from pytest_cudaforge.evaluation.abilities import find_abilities
 from pytest_cudaforge.evaluation.channel import Channel, ChannelClosed
 from pytest_cudaforge.evaluation.confinement import confine, enter_namespaces, has_view, leave_low_numbers
+from pytest_cudaforge.evaluation.first_calls import settle_vector_math
 from pytest_cudaforge.evaluation.settings import operators_at_first
 from pytest_cudaforge.evaluation.view import build_view
 from pytest_cudaforge.records import to_json
@@ -112,6 +113,8 @@ def _preload(kind: str) -> None:
     _import_all(PRELOADS[kind])
     if kind == "compiler" and _compiles_after_a_fork():
         _import_all(_INDUCTOR)
+    if "torch" in sys.modules:
+        settle_vector_math(sys.modules["torch"])
     if kind == "torch" and "torch" in sys.modules:
         operators_at_first(sys.modules["torch"])
     if kind in ("triton", "torch") and {"triton", _TRITON} <= sys.modules.keys():

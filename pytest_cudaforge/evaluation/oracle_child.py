@@ -32,6 +32,7 @@ from pytest_cudaforge.evaluation.bench import Bench
 from pytest_cudaforge.evaluation.chance import CHANCE
 from pytest_cudaforge.evaluation.exchanges import Moved
 from pytest_cudaforge.evaluation.faults import is_fatal
+from pytest_cudaforge.evaluation.first_calls import settle_vector_math
 from pytest_cudaforge.evaluation.frames import Case
 from pytest_cudaforge.evaluation.gradients import GradientSubject
 from pytest_cudaforge.evaluation.importing import options_asked
@@ -694,6 +695,7 @@ def main() -> NoReturn:
 def serve(sock: socket.socket, device: str, threads: int, python_paths: tuple[str, ...]) -> NoReturn:
     """Answer requests on ``sock`` until its other end closes, and end this process."""
     torch.set_num_threads(threads)
+    settle_vector_math(torch)
     if device != "cpu":
         torch.cuda.set_device(device)
     oracle = _Oracle(device, python_paths)
