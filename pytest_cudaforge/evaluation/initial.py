@@ -68,23 +68,22 @@ _MOST_ALONE = 6
 
 
 def other_settings(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True, alone: bool = False
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Arguments as another layer of a network has them: with other numbers, those that ``function`` has by default
     among them, or with other fractions alone, as whole ones may be sizes that must fit, or (not ``whole``) be too
-    large, or with other choices of two alone; not ``whole``: then with one fraction, or choice, alone (a table may go
-    by some of them). Empty where there are none. Raises TypeError where ``function`` does not take ``args`` and
+    large, or with other choices of two alone; ``alone``: then with one fraction, or choice, and nothing else (a table
+    may go by some of them). Empty where there are none. Raises TypeError where ``function`` does not take ``args`` and
     ``kwargs``, and ValueError where Python knows no signature of it.
     """
     given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     called = [given.args, given.kwargs]
     found = [_other(called, types) for types in ((float, int), (float,), (bool,))[not whole :]]
-    if not whole:
+    if alone:
         count = _Places((float, bool))
         _other(called, (), count)
-        alone = [_Places((float, bool), place) for place in range(min(count.seen, _MOST_ALONE))]
-        found += [_other(called, (), one) for one in alone]
+        found += [_other(called, (), _Places((float, bool), at)) for at in range(min(count.seen, _MOST_ALONE))]
     distinct = [other for at, other in enumerate(found) if other != called and other not in found[:at]]
     return [(args, kwargs) for args, kwargs in distinct]
 

@@ -187,15 +187,17 @@ class Instances:
 
     def _construct_otherwise(self, *, sizes: bool = True) -> None:
         """Another layer of the network: with other settings, if it takes such and they need no extension of their own;
-        where they leave all ``sizes`` alone, one for each kind of settings that it takes.
+        where they leave all ``sizes`` alone, one for each kind of settings that it takes, and for each setting by itself
+        where weights are small.
         Nobody promised that it does. Weights of some size stay as large as they are, as do all where nothing that may
         be a size is to change, and what takes long, or far more memory (a number may be an exponent), is left out."""
         if self._constructing_ns > _MOST_BESIDE_NS:
             return
         given = decode_init(self._recipe.init)
-        whole = sizes and sum(tensor.nbytes for tensor in self.state.values()) <= _MOST_DOUBLED_BYTES
+        small = sum(tensor.nbytes for tensor in self.state.values()) <= _MOST_DOUBLED_BYTES
+        whole, alone = sizes and small, small and not sizes
         settings = self._file.guarded(
-            LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole)
+            LAUNCH_REFUSED, "its signature", lambda: other_settings(self._class, *given, whole, alone)
         )
         for args, kwargs in settings:
             self._seed()

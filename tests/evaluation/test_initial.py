@@ -26,7 +26,7 @@ def test_numbers_are_others_and_nothing_else_is() -> None:
 
 def test_small_settings_change_alone_as_well_as_together() -> None:
     given = ({"theta": 8.0, "scaling": {"factor": 4.0, "kind": "linear"}}, True)
-    found = [args for args, _ in other_settings(lambda config, flag: None, given, {}, whole=False)]
+    found = [args for args, _ in other_settings(lambda config, flag: None, given, {}, whole=False, alone=True)]
     scaled = {"factor": 0.5, "kind": "linear"}
     assert found == [
         ({"theta": 1.0, "scaling": scaled}, True),
