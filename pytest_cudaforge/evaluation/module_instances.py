@@ -187,8 +187,8 @@ class Instances:
 
     def _construct_otherwise(self, *, sizes: bool = True) -> None:
         """Another layer of the network: with other settings, if it takes such and they need no extension of their own;
-        where they leave all ``sizes`` alone, one for each kind of settings that it takes, and for each setting by itself
-        where weights are small.
+        where they leave all ``sizes`` alone, one for each kind of settings that it takes, and one for each setting by
+        itself where weights are small.
         Nobody promised that it does. Weights of some size stay as large as they are, as do all where nothing that may
         be a size is to change, and what takes long, or far more memory (a number may be an exponent), is left out."""
         if self._constructing_ns > _MOST_BESIDE_NS:
