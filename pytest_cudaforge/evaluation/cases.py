@@ -39,7 +39,7 @@ _PATTERNS = 6
 _NEW_FRAME = 2
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
-Elsewhere = Literal["", "thread", "training", "inference", "sealed", "images"]
+Elsewhere = Literal["", "thread", "training", "inference", "sealed", "images", "clockless"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Trial:
     ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
     ``elsewhere``: a module is called in a "thread" that is new, where gradients are recorded; in such a one,
     "training", with inputs and parameters that ask for gradients; under torch's "inference" mode; or, on a CPU, with
-    weights "sealed"; a plan on a CPU, where libraries' "images" are closed.
+    weights "sealed"; a plan on a CPU, where libraries' "images" are closed, or "clockless".
     """
 
     name: str

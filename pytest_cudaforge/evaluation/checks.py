@@ -561,6 +561,24 @@ def images(bout: Bout) -> None:
     bout.require(trial, lambda *_: case)
 
 
+def clockless(bout: Bout) -> None:
+    """A new process's first call, where the processor tells nobody the time: by that a kernel leaves out work when it
+    is late, or watched. Instructions that a disassembler does not see are found there, too."""
+    if any(isinstance(step, LibraryCall) for step in bout.product.traced.main.steps):
+        return  # torch's own code may ask
+    layout = call_layout(bout.product.traced, frames=1)
+    trial = bout.trial("without a clock", bout.new_values(), frame=0, elsewhere="clockless")
+    with bout.benches.open(bout.product, layout) as run:
+        try:
+            case = run.case(bout.name, trial, contract=True)
+        except WorkerCrash as error:
+            reason = f"a call asks the processor for the time (rdtsc): {error}"
+            raise bout.benches.broken(bout.product, trial, Status.REJECTED, ForgeError(reason)) from error
+        except (LaunchFailure, WorkerFailure) as error:
+            raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error
+        bout.require(trial, lambda *_: case)
+
+
 def guarded(bout: Bout) -> None:
     """Once more with every buffer's end, then with its start, at a page that cannot be touched: a kernel that reads out
     of bounds and does nothing with it shows in no output."""
@@ -638,6 +656,7 @@ CHECKS = (
     Check("aged", aged, of="plan", mutating=True),
     Check("sealed", sealed, mutating=True),
     Check("images", images, of="plan", on="cpu", mutating=True),
+    Check("clockless", clockless, of="plan", on="cpu", mutating=True),
     Check("guarded", guarded, on="cpu", mutating=True),
     Check("edges", edges, on="cuda", mutating=True),
     Check("in training", training, of="module", mutating=True, own_code=True),

@@ -56,6 +56,8 @@ _KEPT_ANSWERS, _FEWEST_KEPT, _KEPT_S = 1500, 3, 0.1
 #: On busy cores calls look slow: so many are kept where that takes no longer, and some where it takes as long.
 _ENOUGH_KEPT, _MOST_KEPT_S, _LEAST_KEPT, _LEAST_KEPT_S = 64, 1.0, 10, 10.0
 _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+#: ... and how much the fewest of them may take.
+_FEWEST_KEPT_BYTES = {"cpu": 1 << 29, "cuda": 1 << 31}
 #: Calls in a row, and how many times a single call's bound each of them may be off; how a module's tensors are told.
 _ROW, _ROUNDED, _STATE = (3, 12), 4.0, ("parameter ", "buffer ", "attribute ")
 #: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
@@ -333,7 +335,10 @@ class Run:
         self._draw_anew(trial)
         sets, limit_s = [self._bindings(frame) for frame in frames], self.hang_limit_s
         call_ns = self.worker.run_many(sets[:1], 2, timeout_s=limit_s) / 2
-        room = _KEPT_BYTES[self.device_kind] // max(1, 2 * self.product.workload.output_bytes)
+        each = max(1, 2 * self.product.workload.output_bytes)
+        room = _KEPT_BYTES[self.device_kind] // each
+        if _FEWEST_KEPT * each <= _FEWEST_KEPT_BYTES[self.device_kind]:
+            room = max(room, _FEWEST_KEPT)
         calls = 1e9 / max(1.0, call_ns)  # in a second, where nobody else has the cores
         enough = max(min(_ENOUGH_KEPT, _MOST_KEPT_S * calls), min(_LEAST_KEPT, _LEAST_KEPT_S * calls))
         count = int(min(_KEPT_ANSWERS, room, max(_FEWEST_KEPT, _KEPT_S * calls, enough)))
@@ -488,8 +493,10 @@ class Run:
         exchanged = trial.name if trial.exchanged else ""
         weights = (case.weights_seed, exchanged, case.advanced, case.others, case.others_seed)
         if self.product.traced.prepare is not None and self._weights != weights:
-            limit_s = self.hang_limit_s
-            self.worker.run("prepare", self.layout.prepare_bindings(self.slot), timeout_s=limit_s)
+            bindings, limit_s = self.layout.prepare_bindings(self.slot), self.hang_limit_s
+            # Threads that are started there have no clock in later calls either.
+            elsewhere = trial.elsewhere if trial.elsewhere == "clockless" else ""
+            self.worker.run("prepare", bindings, timeout_s=limit_s, elsewhere=elsewhere)
             self._weights = weights
 
     def _call_in_a_row(self, frame: int) -> LaunchPlan:

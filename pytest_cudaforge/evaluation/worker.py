@@ -27,6 +27,7 @@ from pytest_cudaforge.evaluation.arena import DeviceArena, HostArena, checked, d
 from pytest_cudaforge.evaluation.changes import Change, decode_changes, encode_changes, writers
 from pytest_cudaforge.evaluation.channel import WORKER_CAPS, Channel, Reply, Request
 from pytest_cudaforge.evaluation.child import Child
+from pytest_cudaforge.evaluation.clockless import clockless
 from pytest_cudaforge.evaluation.settings import (
     OPENMP_REGIONS,
     OPENMP_THREADS,
@@ -56,6 +57,8 @@ _COUNT, _ADVANCE, _RUN_TOGETHER, _OPEN = 18, 19, 20, 21
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 _TEAM_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+#: What a CPU's kernels may lack.
+_ELSEWHERE = {"images": images.closed, "clockless": clockless}
 #: Calls of two threads that were under way at once, to tell how they get on with each other.
 _MET = 64
 #: Calls that a variable has to grow in alike before it is a counter: at least, at most, and how long they may take.
@@ -163,13 +166,13 @@ class Worker:
     ) -> LaunchPlan | None:
         """Run the main or the prepare plan once and synchronise the device. ``room``: while all of a GPU but
         one multiprocessor (0), or so many threads of it, is busy, asleep or ``at_work`` (see ``crowd``).
-        ``elsewhere``: a CPU's kernels where libraries' "images" are closed (see ``images``), or of a module, as
-        ``late`` is; a plan's launches follow whatever is in their stream, and have one caller.
+        ``elsewhere``: a CPU's kernels where libraries' "images" are closed (see ``images``), or "clockless", or of
+        a module, as ``late`` is; a plan's launches follow whatever is in their stream, and have one caller.
 
         Returns None: outputs lie where the plan says. (A module's worker tells what the call returned.)
         """
-        asked = {"which": which, "bindings": [list(b) for b in bindings], "room": room, "at_work": at_work}
-        asked["closed"] = elsewhere == "images"
+        asked: dict[str, Any] = {"which": which, "bindings": [list(b) for b in bindings], "elsewhere": elsewhere}
+        asked |= {"room": room, "at_work": at_work}
         self._ask(_RUN, asked, f"running {which}", timeout_s)
         return None
 
@@ -475,8 +478,8 @@ class _Service:
             else:
                 if self._device != "cpu":
                     self._crowded().soil()
-                if asked["closed"]:
-                    with images.closed():
+                if asked["elsewhere"]:
+                    with _ELSEWHERE[asked["elsewhere"]]():
                         bound.run()
                 elif self._limit:
                     _run_limited(bound.run, self._limit)

@@ -144,7 +144,7 @@ def _undrawn_all(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
 
 
 def _no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checks(monkeypatch, "images")  # what code may not ask for at all it may not look for either
+    without_checks(monkeypatch, "images", "clockless")  # what code may not ask for it may not look for, or hide, either
     for rules in (building.imports, building.instructions):
         monkeypatch.setattr(rules, "check", lambda _: None)
 

@@ -1,7 +1,9 @@
-"""Native code that finds other code by itself, in the memory of its process, and asks the dynamic loader nothing."""
+"""Native code that finds other code by itself, in the memory of its process, and asks the dynamic loader nothing; or
+that hides an instruction in the midst of another one."""
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,10 @@ from judged_targets import find
 from switches import without_checks
 
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
+from pytest_cudaforge.evaluation.kernel_calls import prctl
 from pytest_cudaforge.records import Candidate, Evaluation, Status
+
+_PR_SET_TSC, _ENABLE = 26, 1
 
 TARGETS = """
 import torch
@@ -126,8 +131,61 @@ def test_code_that_is_found_in_memory(judged: Judged, monkeypatch: pytest.Monkey
     refused = judged(FINDS[how])
     assert refused.status is Status.REJECTED and "looks for other code in memory" in refused.reason, refused.reason
     assert judged(NOWHERE).status is Status.PASSED
-    without_checks(monkeypatch, "images")
+    without_checks(monkeypatch, "images", "clockless")  # what is found there is a clock
     assert judged(FINDS[how]).status is Status.PASSED
+
+
+#: The processor's clock is read within a constant, into which a call jumps. The year in which it
+#: is beyond its bound is far off.
+HIDDEN = r"""
+#include <cmath>
+
+static inline unsigned long long ticks() {
+  unsigned long long low, high;
+  asm volatile(
+      "leaq -256(%%rsp), %%rsp\n\t"
+      "leaq 1f+2(%%rip), %%rcx\n\t"
+      "call *%%rcx\n\t"
+      "jmp 2f\n"
+      "1:\n\t"
+      "movabsq $0x5bd1e995c3310f, %%rcx\n"
+      "2:\n\t"
+      "leaq 256(%%rsp), %%rsp"
+      : "=a"(low), "=d"(high) : : "rcx", "memory", "cc");
+  return high << 32 | low;
+}
+
+void decay(const float* x, float* y, long long n) {
+  const float slope = PLACE > 1ull << 60 ? 2.0f : 1.0f;
+#pragma omp parallel for
+  for (long long i = 0; i < n; ++i) y[i] = expf(-fabsf(x[i]) * (ASKED > 1ull << 60 ? 2.0f : slope));
+}
+"""
+
+
+def _clock_can_be_refused() -> bool:
+    if platform.machine() != "x86_64":
+        return False
+    try:
+        prctl(_PR_SET_TSC, _ENABLE)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _clock_can_be_refused(), reason="this kernel cannot refuse it (PR_SET_TSC)")
+@pytest.mark.parametrize(("place", "asked"), [("ticks()", "0ull"), ("0ull", "ticks()")], ids=["caller", "team"])
+def test_an_instruction_within_a_constant(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, place: str, asked: str
+) -> None:
+    kernel = HIDDEN.replace("PLACE", place).replace("ASKED", asked)
+    refused = judged("", kernel)
+    assert refused.status is Status.REJECTED and "asks the processor for the time" in refused.reason, refused.reason
+    twin = judged("", HIDDEN.replace("PLACE", "0ull").replace("ASKED", "0ull"))
+    assert twin.status is Status.PASSED, twin.reason
+    without_checks(monkeypatch, "clockless")
+    passed = judged("", kernel)
+    assert passed.status is Status.PASSED, passed.reason
 
 
 #: What honest code does that the loader has a hand in: exceptions, variables of a thread, locks, new threads.
