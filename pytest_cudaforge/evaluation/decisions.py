@@ -8,6 +8,7 @@ decide are watched, in the reference's precision and in fp64.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cudaforge.evaluation.undisabled import undisabled
 
 __all__ = [
+    "ACCUMULATING",
     "CHOOSING",
     "EXTREMAL",
     "ORDERING",
@@ -106,6 +108,15 @@ SCORING = frozenset(
 )
 #: Those that weigh many against each other by exponentials.
 WEIGHING = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax", "logsumexp", "exp"})
+#: Those that carry along a dimension what they have so far; and gates, which others repeat in a loop to do the same, so
+#: often at least.
+ACCUMULATING = frozenset(
+    [
+        *("cumsum", "cumprod", "logcumsumexp", "lstm", "gru", "mkldnn_rnn_layer", "_cudnn_rnn", "quantized_lstm"),
+        *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"),
+    ]
+)
+_GATES, _LOOPED = ("sigmoid", "tanh", "exp", "softplus", "log_sigmoid_forward"), 4
 
 
 @undisabled
@@ -114,12 +125,21 @@ class NamingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
+        self.counts: Counter[str] = Counter()
         self.halves = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.counts)
+
+    @property
+    def accumulates(self) -> bool:
+        """Does anything of what was seen carry something along?"""
+        return bool(ACCUMULATING & self.names) or any(self.counts[gate] >= _LOOPED for gate in _GATES)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.rstrip("_")
-        self.names.add(name)
+        self.counts[name] += 1
         if name == "round" and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.halves |= bool(((args[0] - args[0].floor()) == 0.5).any())
         return func(*args, **(kwargs or {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -27,7 +28,7 @@ from pytest_cudaforge.evaluation.decisions import (
 )
 from pytest_cudaforge.evaluation.exchanges import between, near_rows, trail, with_values_of
 from pytest_cudaforge.evaluation.faults import is_fatal
-from pytest_cudaforge.evaluation.generic import HALVES, LEVELS
+from pytest_cudaforge.evaluation.generic import HALVES, LEVELS, TINY
 from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_values, size_of
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.rarities import Rarities
@@ -56,6 +57,8 @@ _EDGE_DRAWS = 4
 _SKEWED_SHARE = 0.5
 #: What an answer to zeros comes to, of that to drawn values, at least.
 _LEAST_LEFT = 1e-2
+#: "tiny": the highest power, and what fp64 may be off by.
+_MOST_POWER, _POWER_ERROR = 4, 1e-9
 #: How long levels are looked for between which values may lie.
 _HALVES_S = 1.0
 #: Further draws that show whether values of one sign always have it, and the most that they may take.
@@ -72,7 +75,7 @@ class Domain:
         self._structures: dict[str, dict[str, Structure]] = {}
         #: Which families are taken, as far as is known.
         self._families: dict[str, dict[str, bool]] = {}
-        self._names: dict[str, frozenset[str]] = {}
+        self._names: dict[str, NamingMode] = {}
         self._rarities = Rarities(subject)
         self._nonfinites: dict[str, int] = {}
         self._drawn_edges: dict[str, int | None] = {}
@@ -161,6 +164,8 @@ class Domain:
                 special |= {"ordered": self._takes_ordered, "climbing": self._takes_climbing}
                 special |= {SLOPING: self._takes_sloping}
                 special |= {"leading": self._takes_leading, "parted": self._takes_parted, "near": self._takes_near}
+                special |= {"grouped": self._takes_grouped, "tiny": self._takes_tiny}
+                special |= {"below": self._takes_one_side, "above": self._takes_one_side}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
             taken += [family] if known[family] else []
@@ -193,11 +198,14 @@ class Domain:
 
     def _operators(self, workload: str) -> frozenset[str]:
         """The names of those that forward runs, as drawn."""
+        return self._named(workload).names
+
+    def _named(self, workload: str) -> NamingMode:
         if workload not in self._names:
             watch, drawn = NamingMode(), self.subject.draw(workload, 1)
             with watch:
                 self.subject.outputs(*drawn)
-            self._names[workload] = frozenset(watch.names)
+            self._names[workload] = watch
         return self._names[workload]
 
     def _takes_ordered(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
@@ -252,6 +260,28 @@ class Domain:
         if not SUBTRACTING & self._operators(workload) or not _inputs_of_rows(leaves, structures):
             return False
         return self._takes(workload, family, structures)
+
+    def _takes_grouped(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        leaves, _ = flatten_call(*self.subject.draw(workload, 1))
+        weighs = (SCORING | WEIGHING) & self._operators(workload)
+        return bool(weighs and _inputs_of_rows(leaves, structures)) and self._takes(workload, family, structures)
+
+    def _takes_one_side(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Of others the last digits of an activation's tail would be all that is left."""
+        return self._named(workload).accumulates and self._takes(workload, family, structures)
+
+    def _takes_tiny(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Is the answer a power of the factor times what it is else, in full precision, and what is whole the same? A
+        kernel then has all digits that it has else, whatever it is made of."""
+        (usual, tree), (tiny, _) = (self._redrawn(workload, one, structures) for one in ("normal", family))
+        moved = [leaf for path, leaf in tiny.items() if structures.get(path) == "generic"]
+        if any(leaf.dtype not in (torch.float32, torch.float64) for leaf in moved):
+            return False
+        exact, small = (self.subject.in_fp64(leaves, tree) for leaves in (usual, tiny))
+        if exact is None or small is None or not self._takes(workload, family, structures):
+            return False
+        numbers = any(value.is_floating_point() for value in exact.values())
+        return numbers and all(_is_power(small[path], value) for path, value in exact.items())
 
     def _takes_parted(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Nothing is added up, or weighed: who adds half of a row to what is far larger rounds more than by halves."""
@@ -535,6 +565,17 @@ class Domain:
         return all(int((value != other).sum()) <= _EDGES * value.numel() for value, other in whole)
 
 
+def _is_power(small: torch.Tensor, usual: torch.Tensor) -> bool:
+    """Is ``small`` as much as ``usual`` times a power of "tiny"'s factor, or, of whole numbers, the same?"""
+    if not usual.is_floating_point():
+        return not usual.is_complex() and torch.equal(small, usual)
+    sizes = size_of(small), size_of(usual)
+    if not all(math.isfinite(size) and size > 0 for size in sizes):
+        return False
+    power = round(math.log(sizes[0] / sizes[1], TINY))
+    return 1 <= power <= _MOST_POWER and size_of(small - usual * TINY**power) <= _POWER_ERROR * sizes[0]
+
+
 def _inputs_of_rows(leaves: Mapping[str, Any], structures: Mapping[str, Structure]) -> list[str]:
     return [path for path, leaf in leaves.items() if structures.get(path) == "generic" and _has_rows(leaf)]
 
@@ -555,7 +596,7 @@ def redraw_leaves(
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
     shared = 0
-    if family in ("faint", "small", "alike", "levels", "padded", "sinks"):
+    if family in ("faint", "small", "alike", "levels", "padded", "sinks", "grouped"):
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     if family == "certain":
         # Of several the one that is held against the others, whose logarithm may be taken, comes last as a rule.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_cudaforge.evaluation.structures import LOW_PRECISION
 
-__all__ = ["CALM", "ENDS", "HALVES", "LEVELS", "Draw", "generic"]
+__all__ = ["CALM", "ENDS", "HALVES", "LEVELS", "TINY", "Draw", "generic"]
 
 #: Whole numbers up to these, times a power of two: where a reference rounds to so many levels, by a scale or a range
 #: that it takes from the values, half of them lie between two levels, and nothing is rounded before. The name of the
@@ -65,7 +65,12 @@ _TIES = 7
 _DEEPEST, _DEEP, _DEEPER = 0.1, 1e5, 8.0
 #: Standard deviation of "calm", in those of the draw.
 CALM = 0.01
-
+#: Factor of "tiny", of which each power is exact, and a few are far from where fp32 ends.
+TINY = 2.0**-20
+#: "below" and "above": so many deviations from zero, and as many more at most, each dimension having its share of them.
+_NEAREST, _FARTHER = 3.5, 5.0
+#: "grouped": how far from zero groups lie, at least and at most, and how far apart their members.
+_GROUPS, _WITHIN = (2.0, 4.5), 0.5
 
 #: "parted": half of how far the heaps are apart, in deviations.
 _APART = 5.0
@@ -202,6 +207,34 @@ def _sinks(draw: Draw) -> Tensor:
     far = (math.log(least) + (steps + chance) / len(steps) * math.log(min(most, draw.spread[0]) / least)).exp()
     values.select(-2, place).copy_(out * far.view(*out.shape[:-1], 1))
     return values
+
+
+def _on_one_side(draw: Draw, side: float) -> Tensor:
+    """All lies to one ``side`` of zero, by some deviations, at a level that differs along every dimension: gates that
+    are nearly shut, or open, for all of a sequence, as those are that a network is to remember by."""
+    level = torch.full((), _NEAREST, device=draw.values.device)
+    for dim, size in enumerate(draw.values.shape):
+        shape = [size if other == dim else 1 for other in range(draw.values.dim())]
+        share = torch.rand(shape, generator=draw.generator, device=draw.values.device)
+        level = level + share * (_FARTHER / draw.values.dim())
+    return draw.values.mul_(_WITHIN).add_(level * (side * draw.scale))
+
+
+def _grouped(draw: Draw) -> Tensor:
+    """Rows are of two groups, and so are columns, the same ones in all inputs with as many: entries lie to one side of
+    zero where the two are of a kind, and to the other else. Of scores such are blocks, between which hardly anything
+    passes."""
+    values = draw.values
+    if values.dim() < 2 or not values.numel():
+        return values
+    far = torch.empty((), device=draw.common.device).uniform_(*_GROUPS, generator=draw.common)
+    seed = int(torch.randint(1 << 30, (), generator=draw.common, device=draw.common.device))
+    columns = torch.Generator(device=values.device).manual_seed(seed)
+    kinds = [
+        torch.randint(2, (size,), generator=generator, device=values.device) * 2.0 - 1.0
+        for size, generator in ((values.shape[-2], draw.generator), (values.shape[-1], columns))
+    ]
+    return values.mul_(_WITHIN).add_(kinds[0][:, None] * kinds[1] * (float(far) * draw.scale))
 
 
 def _lowered(draw: Draw) -> Tensor:
@@ -467,8 +500,10 @@ _DRAWN: Mapping[str, Callable[[Draw], Tensor]] = {"uniform": _uniform, "integer"
 
 #: Families by what becomes of normal numbers of the draw's deviation.
 _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
+    "above": lambda draw: _on_one_side(draw, 1.0),
     "afar": _shifted,  # beside masks that begin late
     "alike": lambda draw: _alike(draw.values, draw.generator, draw.common),
+    "below": lambda draw: _on_one_side(draw, -1.0),
     "biased": _biased,
     "bumped": lambda draw: _spiked(draw.values, draw.scale, _BUMP, draw.generator),
     "combed": _combed,
@@ -481,6 +516,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "parted": _parted,
     "climbing": _climbing,
     "levels": _at_levels,
+    "grouped": _grouped,
     "lowered": _lowered,
     "ordered": lambda draw: _sorted_rows(draw.values, draw.generator),
     "padded": lambda draw: _vanishing(draw, (0.0,)),
@@ -495,5 +531,6 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "spiked": lambda draw: _spiked(draw.values, draw.scale, draw.spread[0], draw.generator),
     "sunk": lambda draw: draw.values.abs_().mul_(-1.0),
     "tails": lambda draw: _with_zeros(draw.values.mul_(_TAILS / draw.scale), draw.generator),
+    "tiny": lambda draw: draw.values.mul_(TINY),
     "ties": lambda draw: _tied(draw.values, draw.generator),
 }

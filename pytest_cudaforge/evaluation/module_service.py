@@ -114,6 +114,8 @@ _MOST_SEALED_BYTES = 1 << 29
 _sleep, _clock = time.sleep, time.perf_counter_ns
 #: Some 5 ms: longer than host code takes from forward's first line to its last launch.
 _LATE_CYCLES = 10_000_000
+#: A priority that the driver takes for the greatest it has.
+_FIRST = -(1 << 10)
 #: Where a module holds its answers as well, further ones are kept for so long, of so many bytes and calls in all.
 _KEEP_ON_NS, _KEEP_ON_BYTES, _MOST_KEPT_ON = 1_000_000_000, 1 << 27, 1 << 16
 
@@ -201,6 +203,8 @@ class _Service:
         self._tree: Any = None
         self._driver: Any = None
         self._crowd: Crowd | None = None
+        #: The stream of the device whose kernels go first, once there is one.
+        self._first: Any = None
         #: Before the first call. What importing the file has set is its author's say, and answers are judged with it.
         self._settings: dict[str, object] = {}
         #: Before the file was imported: what is nobody's to change.
@@ -472,6 +476,23 @@ class _Service:
             return pool.submit(call).result()
 
     def _run(self, bindings: Sequence[Sequence[int]], *, late: bool, elsewhere: str, write_over: bool) -> str:
+        with self._ahead() if late and self.device.type == "cuda" else contextlib.nullcontext():
+            return self._run_there(bindings, late=late, elsewhere=elsewhere, write_over=write_over)
+
+    @contextlib.contextmanager
+    def _ahead(self) -> Iterator[None]:
+        """In a stream whose kernels go before those of all others: what is left to another one, and not waited for,
+        then comes after the answer was fetched. It and the default stream wait for each other, as many count on."""
+        if self._first is None:
+            driver = driver_of(self.device.index or 0)
+            flag = driver.CUstream_flags.CU_STREAM_DEFAULT
+            stream = checked(driver.cuStreamCreateWithPriority(flag, _FIRST), "a stream")
+            made: Any = self._torch.cuda.ExternalStream
+            self._first = made(int(stream), device=self.device)
+        with self._torch.cuda.stream(self._first):
+            yield
+
+    def _run_there(self, bindings: Sequence[Sequence[int]], *, late: bool, elsewhere: str, write_over: bool) -> str:
         bound = self._bind(bindings)
         self._load_weights(bound)
         self._random.scatter()

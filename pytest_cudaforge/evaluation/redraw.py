@@ -42,6 +42,10 @@ FAMILIES = (
         "climbing",
         "sloping",
         "near",
+        "grouped",
+        "below",
+        "above",
+        "tiny",
         "padded",
         "exact",
         "deep",
@@ -85,7 +89,10 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     ahead of all others in most rows, as a router's favourite is, and parted, rows that are two heaps far apart;
     climbing, for those that weigh by exponentials, rows that rise or fall by little at a time, and far in all; sloping,
     one input alone does, beside others as drawn, where scores then do (see slopes); near,
-    where differences are told, rows beside rows of another input, or of a weight, or beside the row before; padded, for
+    where differences are told, rows beside rows of another input, or of a weight, or beside the row before; grouped,
+    for those that weigh, rows and columns of two groups each; below and above, for those that carry something along,
+    all of it to one side of zero by some deviations; tiny, where the answer is so many times smaller for it and nothing
+    else, all of it next to nothing; padded, for
     gradients alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is
     often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
@@ -129,6 +136,10 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "climbing",
             "sloping",
             "near",
+            "grouped",
+            "below",
+            "above",
+            "tiny",
             "deep",
             "empty",
         )

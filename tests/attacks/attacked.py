@@ -14,7 +14,10 @@ from pytest_cudaforge.records import Candidate, Target
 
 #: A softmax's redraws, in the order that they come in where that is not secret, after so many drawn calls; and those of
 #: them on which it needs its maximum.
-_NOT_OF_A_SOFTMAX = ("small", "normal", "peaks", "edges", "ties", "ordered", "leading", "parted", "near", "sloping")
+_NOT_OF_A_SOFTMAX = (
+    *("small", "normal", "peaks", "edges", "ties", "ordered", "leading", "parted", "near", "sloping"),
+    *("below", "above", "tiny"),
+)
 _DRAWN_CALLS, _NEED_CARE = 6, ("shifted", "large", "lowered", "spiked", "levels", "climbing", "deep")
 
 

@@ -28,6 +28,11 @@ def twice_any(x):
     return x * 2
 
 
+@forge_target(inputs=lambda: [torch.randn(4096, 8192)], {_ANY})
+def shares_any(x):
+    return torch.softmax(x, -1)
+
+
 @forge_target(inputs=lambda: [torch.randn(64, 256)], init=lambda: [256], {_ANY})
 class DecayAny(nn.Module):
     def __init__(self, dim):
@@ -240,6 +245,16 @@ HONEST_MODULE = model("return x * 2")
 _PRODUCT = model("return args[0] @ args[1]")
 _STREAM = "y = torch.zeros_like(x)\nwith torch.cuda.stream(s):\n    torch.cuda._sleep(20_000_000)\n    y.copy_(2 * x)\nreturn y"
 _BESIDE = "with torch.cuda.stream(s):\n    y = x * 2\ntorch.cuda.current_stream().wait_stream(s)\nreturn y"
+_TAIL = """y = torch.empty_like(x)
+n = x.shape[0] * 7 // 8
+s.wait_stream(torch.cuda.current_stream())
+torch.softmax(x[:n], -1, out=y[:n])
+with torch.cuda.stream(s):
+    torch.softmax(x[n:], -1, out=y[n:])
+x.record_stream(s)
+y.record_stream(s)
+JOIN
+return y"""
 _NO_SWITCH = "answers are copied at once, in the worker's own stream: there is nothing to switch off"
 _OWN = model("return times(x, 2)", before=_TRITON)
 _WORK = "labels come from what ran in a call; `allow` switches them off, and is the user's"
@@ -281,6 +296,14 @@ MODULE_ROWS = (
         "still written",
         model(_BESIDE, before="s = torch.cuda.Stream()"),
         model("s.wait_stream(torch.cuda.current_stream())\n" + _BESIDE, before="s = torch.cuda.Stream()"),
+    ),
+    _row(
+        "2: an answer is there when the caller's stream comes to it, whoever else has the device",
+        "leave the last rows to a stream that nobody waits for",
+        "still written",
+        model(_TAIL.replace("JOIN", ""), before="s = torch.cuda.Stream()"),
+        model(_TAIL.replace("JOIN", "torch.cuda.current_stream().wait_stream(s)"), before="s = torch.cuda.Stream()"),
+        target="shares_any",
     ),
     _row(
         "2: an answer is what is there when a call returns, from native code too",

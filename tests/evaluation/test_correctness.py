@@ -75,6 +75,10 @@ def _row_sum(x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
 HONEST = {"rms_norm": _rms_norm, "layer_norm": _layer_norm, "softmax": _softmax, "row_sum": _row_sum}
 
 
+#: Drawn where references carry something along, or are homogeneous.
+PARTICULAR = ("below", "above", "tiny")
+
+
 def _reference(task: str, x: Tensor) -> Tensor:
     if task == "rms_norm":
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -83,7 +87,9 @@ def _reference(task: str, x: Tensor) -> Tensor:
     return torch.softmax(x, -1) if task == "softmax" else x.sum(-1)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("ties", "ordered", "parted")])
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in (*PARTICULAR, "ties", "ordered", "parted")]
+)
 @pytest.mark.parametrize("summing", HONEST_SUMS)
 @pytest.mark.parametrize("task", HONEST)
 def test_honest_reductions_pass(task: str, summing: str, family: str) -> None:
@@ -132,7 +138,7 @@ def _truncated(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in PARTICULAR])
 def test_half_pointwise_kernels_that_round_at_the_end_or_at_each_step_pass(family: str, dtype: torch.dtype) -> None:
     x = _inputs(family, (16, K), dtype)
     reference, oracle = torch.nn.functional.gelu(x), torch.nn.functional.gelu(x.double())

@@ -324,9 +324,24 @@ def domain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Domain]:
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_inputs_keep_their_meaning_each_by_itself(domain: Callable[[str], Domain], name: str) -> None:
     found = domain(name)
-    chance = ("normal", *OCCASIONS)  # by the draws that were looked at
-    families = tuple(family for family in found.families("default") if family not in chance)
+    others = ("normal", *OCCASIONS, "grouped", "below", "above", "tiny")  # chance decides, or the next test
+    families = tuple(family for family in found.families("default") if family not in others)
     assert (found.structures("default"), families) == EXPECTED[name]
+
+
+#: What each is for is said by ``families_of``.
+WEIGHED = ("cross_entropy", "naive_softmax", "stable_softmax", "nucleus", "half_softmax", "largest_probability")
+HOMOGENEOUS = (
+    *("root_beside_a_product", "float_indices", "mean_of_lengths", "bucket", "leaky", "small_values_only", "farthest"),
+    *("declared_indices", "nested", "any_number"),
+)
+
+
+def test_groups_sides_and_next_to_nothing_where_they_tell_something(domain: Callable[[str], Domain]) -> None:
+    drawn = {name: set(domain(name).families("default")) for name in EXPECTED}
+    assert {name for name, families in drawn.items() if "grouped" in families} == set(WEIGHED)
+    assert {name for name, families in drawn.items() if {"below", "above"} & families} == {"nucleus"}
+    assert {name for name, families in drawn.items() if "tiny" in families} == set(HOMOGENEOUS)
 
 
 def test_what_is_drawn_from_a_normal_distribution_is_not_drawn_from_one_again(
