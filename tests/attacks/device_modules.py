@@ -28,7 +28,7 @@ def twice_any(x):
     return x * 2
 
 
-@forge_target(inputs=lambda: [torch.randn(4096, 8192)], {_ANY})
+@forge_target(inputs=lambda: [torch.randn(16384, 4096)], {_ANY})
 def shares_any(x):
     return torch.softmax(x, -1)
 
@@ -246,7 +246,7 @@ _PRODUCT = model("return args[0] @ args[1]")
 _STREAM = "y = torch.zeros_like(x)\nwith torch.cuda.stream(s):\n    torch.cuda._sleep(20_000_000)\n    y.copy_(2 * x)\nreturn y"
 _BESIDE = "with torch.cuda.stream(s):\n    y = x * 2\ntorch.cuda.current_stream().wait_stream(s)\nreturn y"
 _TAIL = """y = torch.empty_like(x)
-n = x.shape[0] * 7 // 8
+n = x.shape[0] // 2
 s.wait_stream(torch.cuda.current_stream())
 torch.softmax(x[:n], -1, out=y[:n])
 with torch.cuda.stream(s):
@@ -299,7 +299,7 @@ MODULE_ROWS = (
     ),
     _row(
         "2: an answer is there when the caller's stream comes to it, whoever else has the device",
-        "leave the last rows to a stream that nobody waits for",
+        "leave half of the rows to a stream that nobody waits for",
         "still written",
         model(_TAIL.replace("JOIN", ""), before="s = torch.cuda.Stream()"),
         model(_TAIL.replace("JOIN", "torch.cuda.current_stream().wait_stream(s)"), before="s = torch.cuda.Stream()"),
