@@ -70,7 +70,7 @@ TINY = 2.0**-20
 #: "below" and "above": so many deviations from zero, and as many more at most, each dimension having its share of them.
 _NEAREST, _FARTHER = 3.5, 5.0
 #: "grouped": how far from zero groups lie, at least and at most, and how far apart their members.
-_GROUPS, _WITHIN = (2.0, 4.5), 0.5
+_GROUPS, _WITHIN = (1.5, 4.5), 0.5
 
 #: "parted": half of how far the heaps are apart, in deviations.
 _APART = 5.0
@@ -222,19 +222,19 @@ def _on_one_side(draw: Draw, side: float) -> Tensor:
 
 def _grouped(draw: Draw) -> Tensor:
     """Rows are of two groups, and so are columns, the same ones in all inputs with as many: entries lie to one side of
-    zero where the two are of a kind, and to the other else. Of scores such are blocks, between which hardly anything
-    passes."""
+    zero where the two are of a kind, and to the other else, in each of the leading entries so far as is its own. Of
+    scores such are blocks, between which hardly anything passes."""
     values = draw.values
     if values.dim() < 2 or not values.numel():
         return values
-    far = torch.empty((), device=draw.common.device).uniform_(*_GROUPS, generator=draw.common)
+    far = torch.empty((*values.shape[:-2], 1, 1), device=values.device).uniform_(*_GROUPS, generator=draw.generator)
     seed = int(torch.randint(1 << 30, (), generator=draw.common, device=draw.common.device))
     columns = torch.Generator(device=values.device).manual_seed(seed)
     kinds = [
         torch.randint(2, (size,), generator=generator, device=values.device) * 2.0 - 1.0
         for size, generator in ((values.shape[-2], draw.generator), (values.shape[-1], columns))
     ]
-    return values.mul_(_WITHIN).add_(kinds[0][:, None] * kinds[1] * (float(far) * draw.scale))
+    return values.mul_(_WITHIN).add_(kinds[0][:, None] * kinds[1] * (far * draw.scale))
 
 
 def _lowered(draw: Draw) -> Tensor:
