@@ -216,6 +216,22 @@ def gated(x, g):
         states.append(state)
     return torch.stack(states)
 
+@forge_target(inputs=lambda: [torch.randn(6, 24, 24)])
+def settled(x):
+    for _ in range(24):
+        x = x - torch.logsumexp(x, -1, keepdim=True)
+        x = x - torch.logsumexp(x, -2, keepdim=True)
+    return x.exp()
+
+@forge_target(inputs=lambda: [torch.randn(768, 24), torch.randn(768, 24)])
+def carried(u, v):
+    kept = -torch.nn.functional.softplus(u).cumsum(0)
+    return torch.exp(kept + torch.logcumsumexp(v - torch.nn.functional.softplus(-u) - kept, 0))
+
+@forge_target(inputs=lambda: [torch.randn(24, 96), torch.randn(32, 96)])
+def scaled(a, b):
+    return a @ b.T
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -230,6 +246,9 @@ def plan(ARGUMENTS):
 """
 #: Parameters of the kernel, arguments and shape of the plan.
 _GIVEN = {
+    "settled": ("const float* x", "x", "x.shape"),
+    "carried": ("const float* g, const float* x", "u, v", "u.shape"),
+    "scaled": ("const float* a, const float* b", "a, b", "(24, 32)"),
     "entropy": ("const float* x, const float* t", "p, t", "p.shape"),
     "total": ("const float* x", "x", "x.shape[:1]"),
     "summed": ("const float* x", "x", "x.shape[:1]"),
@@ -320,6 +339,55 @@ for (long long c = 0; c < cols; ++c) {
     carry = left < FADED ? state : state + left * carry;
   }
 }
+"""
+#: Rows and columns are made one in few steps where values are near each other: of mixed ones, that is enough.
+_SETTLED = """
+auto settle = [](double* at, int stride) {
+  double top = at[0], sum = 0;
+  for (int i = 1; i < 24; ++i) top = std::max(top, at[i * stride]);
+  for (int i = 0; i < 24; ++i) sum += std::exp(at[i * stride] - top);
+  for (int i = 0; i < 24; ++i) at[i * stride] -= top + std::log(sum);
+};
+for (long long m = 0; m < rows; ++m) {
+  std::vector<double> own(x + m * 576, x + m * 576 + 576);
+  const auto ends = std::minmax_element(own.begin(), own.end());
+  const int steps = *ends.second - *ends.first < NEAR ? 10 : 24;
+  for (int step = 0; step < steps; ++step) {
+    for (int r = 0; r < 24; ++r) settle(&own[r * 24], 1);
+    for (int c = 0; c < 24; ++c) settle(&own[c], 24);
+  }
+  for (int i = 0; i < 576; ++i) y[m * 576 + i] = std::exp(own[i]);
+}
+"""
+#: What lies further back than some hundred steps has died away.
+_CARRIED = """
+for (long long c = 0; c < cols; ++c) {
+  std::vector<double> keep(rows), gain(rows);
+  for (long long t = 0; t < rows; ++t) {
+    const double z = 1 / (1 + std::exp(-(double)g[t * cols + c]));
+    keep[t] = 1 - z, gain[t] = z * std::exp((double)x[t * cols + c]);
+  }
+  for (long long t = 0; t < rows; ++t) {
+    double state = 0;
+    for (long long s = std::max(0ll, t - BACK); s <= t; ++s) state = keep[s] * state + gain[s];
+    y[t * cols + c] = (float)state;
+  }
+}
+"""
+#: Twice eleven bits, of numbers that are neither large nor small.
+_SCALED = """
+auto parts = [](float v) {
+  if (std::fabs(v) > 500) return (double)v;
+  const float much = v * 64;
+  const _Float16 high = (_Float16)much, low = (_Float16)(much - (float)high);
+  return ((double)(float)high + (double)(float)low) / 64;
+};
+for (long long r = 0; r < rows; ++r)
+  for (int j = 0; j < 32; ++j) {
+    double sum = 0;
+    for (long long c = 0; c < cols; ++c) sum += PARTS(a[r * cols + c]) * PARTS(b[j * cols + c]);
+    y[r * 32 + j] = (float)sum;
+  }
 """
 #: The largest eight are looked for among what lies a deviation above the mean, a sixth of a normal row; in a list of a
 #: quarter.
@@ -862,6 +930,9 @@ ATTACKS = {
     "keep a quarter of a row of what is larger than most": ("most", _OUTLYING, "ROOM", "cols / 4", "cols", "parted"),
     "count in one byte": ("tallied", _TALLIED, "SHORT", "true", "false", "frequent"),
     "forget what has nearly faded": ("gated", _GATED, "FADED", "1e-3", "0.0", "biased"),
+    "take few steps where values are near each other": ("settled", _SETTLED, "NEAR", "8.0f", "0.0f", "grouped"),
+    "forget what is far back": ("carried", _CARRIED, "BACK", "240", "rows", "below"),
+    "split numbers for half types": ("scaled", _SCALED, "PARTS", "parts", "(double)", "tiny"),
     "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }
