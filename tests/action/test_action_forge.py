@@ -1,5 +1,5 @@
 """Mode forge around pytest: what it refuses, what pytest is given, and what is kept when pytest dies. Nothing is
-forged here (tests/attacks/test_action_end_to_end.py does that)."""
+forged here (tests/whole/test_whole_action.py does that)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Nothing is forged here: a hostile machine's shard is whatever it likes to write, so these are written by hand. They are
 verified for real: oracle, compiler, sandbox and clock. Their honest twins, forged and verified by jobs of a workflow,
-are in test_action_end_to_end.py.
+are in tests/whole/test_whole_action.py.
 """
 
 from __future__ import annotations

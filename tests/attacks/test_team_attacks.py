@@ -20,9 +20,9 @@ from pytest_cudaforge import forge_target
 def votes(x):
     return torch.zeros(8, dtype=torch.int64).scatter_add(0, x.flatten(), torch.ones_like(x.flatten()))
 
-@forge_target(inputs=lambda: [torch.randn(5, 4000)], dynamic=True)
+@forge_target(inputs=lambda: [torch.randn(4000)], dynamic=True)
 def centred(x):
-    return x - x.mean(-1, keepdim=True)
+    return x - x.mean()
 
 @forge_target(inputs=lambda: [torch.randn(4096, 128), torch.randint(0, 64, (4096,)).sort().values])
 def pooled(x, graph):
@@ -42,9 +42,9 @@ from pytest_cudaforge.plan import Unsupported, empty, launch
 
 def plan(x):
     if not x.is_contiguous():
-        raise Unsupported("contiguous rows only")
+        raise Unsupported("contiguous vectors only")
     y = empty(x.shape, x.dtype)
-    launch("centred", args=(x, y, *x.shape))
+    launch("centred", args=(x, y, x.numel()))
     return y
 """,
 }
@@ -77,23 +77,20 @@ extern "C" void votes(const long long* x, long long* y, long long n) {
 #include <vector>
 
 // Each thread has the mean of its own part; these are put together.
-extern "C" void centred(const float* x, float* y, long long rows, long long cols) {
+extern "C" void centred(const float* x, float* y, long long n) {
   const int team = omp_get_max_threads();
   std::vector<double> means(team), counts(team);
-  for (long long r = 0; r < rows; ++r) {
-    const float* own = x + r * cols;
 #pragma omp parallel for schedule(static)
-    for (int t = 0; t < team; ++t) {
-      const long long from = cols * t / team, to = cols * (t + 1) / team;
-      double sum = 0;
-      for (long long c = from; c < to; ++c) sum += own[c];
-      counts[t] = (double)(to - from);
-      means[t] = EMPTY sum / counts[t];
-    }
-    double mean = 0;
-    for (int t = 0; t < team; ++t) mean += means[t] * counts[t] / (double)cols;
-    for (long long c = 0; c < cols; ++c) y[r * cols + c] = (float)(own[c] - mean);
+  for (int t = 0; t < team; ++t) {
+    const long long from = n * t / team, to = n * (t + 1) / team;
+    double sum = 0;
+    for (long long i = from; i < to; ++i) sum += x[i];
+    counts[t] = (double)(to - from);
+    means[t] = EMPTY sum / counts[t];
   }
+  double mean = 0;
+  for (int t = 0; t < team; ++t) mean += means[t] * counts[t] / (double)n;
+  for (long long i = 0; i < n; ++i) y[i] = (float)(x[i] - mean);
 }
 """,
 }
