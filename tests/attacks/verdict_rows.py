@@ -912,6 +912,7 @@ ROWS = (
         hostile("apart"),
         target="apart",
         words="the larger ones hide it",
+        also_off="tiny",
     ),
     Row(
         "2: the value of a mask does not widen the bound for the others",
