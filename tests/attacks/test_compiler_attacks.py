@@ -47,7 +47,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache: Path = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, trials=2)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache, trials=2, times=False)) as opened:
         yield opened
 
 

@@ -68,7 +68,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    settings = EvaluatorSettings(cache_dir=cache, hang_limit_s=30.0, lock_dir=cache)
+    settings = EvaluatorSettings(cache_dir=cache, hang_limit_s=30.0, lock_dir=cache, times=False)
     with Evaluator(settings) as opened:
         yield opened
 

@@ -108,7 +108,7 @@ Judged = Callable[..., Evaluation]
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     root, cache = tmp_path_factory.mktemp("repo"), tmp_path_factory.mktemp("cache")
     (root / "layers.py").write_text(TARGETS)
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as evaluator:
+    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache, times=False)) as evaluator:
 
         def judge(how: str, kernel: str = KERNEL) -> Evaluation:
             files = {"kernel.cpp": kernel.replace("FIND", how), "plan.py": PLAN}

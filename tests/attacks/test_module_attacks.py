@@ -52,6 +52,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., E
                 # Nobody hangs on purpose who is asked what kernels it has; a compiler takes its time on a busy machine.
                 hang_limit_s=5.0 if allow == _ANY else 30.0,
                 timing_budget_s=0.3,
+                times=False,
             )
             kept[key] = Evaluator(settings)
         return kept[key]

@@ -101,7 +101,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     (root / "layers.py").write_text(LAYERS)
     (root / "pytest.ini").write_text("[pytest]\n")
     allow = ("kernel", "mixed", "library", "rewrite")
-    settings = EvaluatorSettings(cache_dir=cache, lock_dir=cache, allow=allow, hang_limit_s=20.0)
+    settings = EvaluatorSettings(cache_dir=cache, lock_dir=cache, allow=allow, hang_limit_s=20.0, times=False)
     with Evaluator(settings) as evaluator:
         yield lambda name, candidate: evaluator.evaluate(candidate, find(root, f"::{name}"), timing=False)
 

@@ -95,7 +95,7 @@ def _candidate(name: str, inserted: str) -> Candidate:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache, times=False)) as opened:
         yield opened
 
 

@@ -118,7 +118,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache, times=False)) as opened:
         yield opened
 
 

@@ -128,7 +128,7 @@ SMALL = "to == from && team < 20 ? 0 :"
 @pytest.fixture(scope="module")
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     cache = tmp_path_factory.mktemp("cache")
-    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache)) as opened:
+    with Evaluator(EvaluatorSettings(cache_dir=cache, lock_dir=cache, times=False)) as opened:
         yield opened
 
 

@@ -52,7 +52,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluator(tmp_path_factory: pytest.TempPathFactory, guarded: ForkServers) -> Iterator[Evaluator]:
     """Limits for hangs are generous: honest kernels take microseconds, and the machine may be busy."""
     cache = tmp_path_factory.mktemp("cache")
-    settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=30.0, lock_dir=cache)
+    settings = EvaluatorSettings(cache_dir=cache, timing_budget_s=0.4, hang_limit_s=30.0, lock_dir=cache, times=False)
     with Evaluator(settings) as opened:
         own = opened.servers
         opened.servers = guarded  # their environment holds a secret
@@ -198,7 +198,9 @@ def test_packages_are_hidden_by_each_of_their_names(
     attack = hostile(body=f'if (!python("{code}")) return; HONEST', before=PYTHON)
 
     def judged() -> Evaluation:
-        with Evaluator(EvaluatorSettings(cache_dir=tmp_path, hang_limit_s=30.0, lock_dir=tmp_path)) as opened:
+        with Evaluator(
+            EvaluatorSettings(cache_dir=tmp_path, hang_limit_s=30.0, lock_dir=tmp_path, times=False)
+        ) as opened:
             return opened.evaluate(attack, find(repo, "waves"), timing=False)
 
     refused = judged()
@@ -214,7 +216,7 @@ def test_packages_are_hidden_by_each_of_their_names(
 @pytest.fixture
 def quick(tmp_path: Path, guarded: ForkServers) -> Iterator[Evaluator]:
     """Short limits, so that what hangs ends soon."""
-    settings = EvaluatorSettings(cache_dir=tmp_path / "cache", hang_limit_s=2.0, lock_dir=tmp_path)
+    settings = EvaluatorSettings(cache_dir=tmp_path / "cache", hang_limit_s=2.0, lock_dir=tmp_path, times=False)
     with Evaluator(settings) as opened:
         yield opened
 
