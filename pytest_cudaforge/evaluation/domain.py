@@ -28,7 +28,7 @@ from pytest_cudaforge.evaluation.decisions import (
 )
 from pytest_cudaforge.evaluation.exchanges import between, near_rows, trail, with_values_of
 from pytest_cudaforge.evaluation.faults import is_fatal
-from pytest_cudaforge.evaluation.generic import HALVES, LEVELS, TINY
+from pytest_cudaforge.evaluation.generic import HALVES, LEVELS, TINY, UNBIASED
 from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_values, size_of
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.rarities import Rarities
@@ -165,6 +165,7 @@ class Domain:
                 special |= {SLOPING: self._takes_sloping}
                 special |= {"leading": self._takes_leading, "parted": self._takes_parted, "near": self._takes_near}
                 special |= {"grouped": self._takes_grouped, "tiny": self._takes_tiny}
+                special |= {UNBIASED: self._takes_unbiased}
                 special |= {"below": self._takes_one_side, "above": self._takes_one_side}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
@@ -282,6 +283,13 @@ class Domain:
             return False
         numbers = any(value.is_floating_point() for value in exact.values())
         return numbers and all(_is_power(small[path], value) for path, value in exact.items())
+
+    def _takes_unbiased(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        """Is it so where what the module adds to channels is zero, as it often is at first, and not else?"""
+        if not self.subject.biases or self._families[workload].get("tiny"):
+            return False
+        with self.subject.unbiased():
+            return self._takes_tiny(workload, family, structures)
 
     def _takes_parted(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Nothing is added up, or weighed: who adds half of a row to what is far larger rounds more than by halves."""

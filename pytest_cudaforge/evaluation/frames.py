@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_cudaforge.evaluation.exchanges import Moved
+from pytest_cudaforge.evaluation.generic import UNBIASED
 from pytest_cudaforge.evaluation.subject import Weights
 
 __all__ = ["Case", "Frame"]
@@ -35,10 +36,12 @@ class Case:
 
     @property
     def weights(self) -> Weights:
+        unbiased = self.family == UNBIASED
         if self.weights_seed is None:
-            return Weights()
+            return Weights(kept=self.kept, unbiased=True) if unbiased else Weights()
         others = (self.others, self.others_seed)
-        return Weights(self.weights_seed, self.kept, self.exchanged, *others, self.exchanged_alone, self.moved)
+        changed = (self.exchanged, *others, self.exchanged_alone, self.moved)
+        return Weights(self.weights_seed, self.kept, *changed, unbiased)
 
 
 @dataclass

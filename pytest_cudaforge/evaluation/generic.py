@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_cudaforge.evaluation.structures import LOW_PRECISION
 
-__all__ = ["CALM", "ENDS", "HALVES", "LEVELS", "TINY", "Draw", "generic"]
+__all__ = ["CALM", "ENDS", "HALVES", "LEVELS", "TINY", "UNBIASED", "Draw", "generic"]
 
 #: Whole numbers up to these, times a power of two: where a reference rounds to so many levels, by a scale or a range
 #: that it takes from the values, half of them lie between two levels, and nothing is rounded before. The name of the
@@ -67,6 +67,8 @@ _DEEPEST, _DEEP, _DEEPER = 0.1, 1e5, 8.0
 CALM = 0.01
 #: Factor of "tiny", of which each power is exact, and a few are far from where fp32 ends.
 TINY = 2.0**-20
+#: The same, under weights that add nothing.
+UNBIASED = "unbiased"
 #: "below" and "above": so many deviations from zero, and as many more at most, each dimension having its share of them.
 _NEAREST, _FARTHER = 3.5, 5.0
 #: "grouped": how far from zero groups lie, at least and at most, and how far apart their members.
@@ -533,4 +535,5 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "tails": lambda draw: _with_zeros(draw.values.mul_(_TAILS / draw.scale), draw.generator),
     "tiny": lambda draw: draw.values.mul_(TINY),
     "ties": lambda draw: _tied(draw.values, draw.generator),
+    UNBIASED: lambda draw: draw.values.mul_(TINY),
 }

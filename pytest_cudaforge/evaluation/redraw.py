@@ -46,6 +46,7 @@ FAMILIES = (
         "below",
         "above",
         "tiny",
+        "unbiased",
         "padded",
         "exact",
         "deep",
@@ -92,7 +93,7 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     where differences are told, rows beside rows of another input, or of a weight, or beside the row before; grouped,
     for those that weigh, rows and columns of two groups each; below and above, for those that carry something along,
     all of it to one side of zero by some deviations; tiny, where the answer is so many times smaller for it and nothing
-    else, all of it next to nothing; padded, for
+    else, all of it next to nothing, and unbiased, where that is so of weights that add nothing; padded, for
     gradients alone, entries that are zero throughout, as what fills up a batch is; deep is below what a maximum is
     often begun with for -inf. No draw happens to have what these do: floor exact zeros where values are in [0, 1],
     ceiling exact ones, missing rows and columns that are NaN throughout, shut rows that are -inf, or of a mask all
@@ -140,6 +141,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "below",
             "above",
             "tiny",
+            "unbiased",
             "deep",
             "empty",
         )

@@ -25,6 +25,7 @@ from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, decl
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.weights import (
     HABITS,
+    biases_of,
     exchange_weights,
     exchangeable_weights,
     move_weights,
@@ -57,7 +58,7 @@ class Weights:
 
     Those at the paths ``kept`` are as constructed in any case. ``exchanged``: a few elements of the others change
     places, as this seed says, or two of ``exchanged_alone``, or they are ``moved`` (how, and by which seed).
-    ``others``: paths of those that are drawn from ``others_seed`` instead.
+    ``others``: paths of those that are drawn from ``others_seed`` instead. ``unbiased``: what is added is zero.
     """
 
     seed: int | None = None
@@ -67,6 +68,7 @@ class Weights:
     others_seed: int | None = None
     exchanged_alone: str = ""
     moved: tuple[tuple[Moved, int], ...] = ()
+    unbiased: bool = False
 
 
 class Subject:
@@ -96,6 +98,8 @@ class Subject:
         #: What :meth:`set_weights` was given last; None: unknown.
         self._weights: Weights | None = Weights()
         self._constructed = {path: tensor.clone() for path, tensor in self.state().items()}
+        #: Paths of what it adds.
+        self.biases: tuple[str, ...] = biases_of(self.module) if self.module is not None else ()
         self._wide: torch.nn.Module | None = None
         #: torch.compile's version, made once, and why it failed where it did.
         self.compiled: Any = None
@@ -146,6 +150,9 @@ class Subject:
                 exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone, constructed)
             for how, seed in wanted.moved:
                 move_weights(self.module, seed, how, wanted.kept)
+        if wanted.unbiased:
+            added = [path for path in self.biases if path not in wanted.kept]
+            self._put({path: torch.zeros_like(self._constructed[path]) for path in added})
         self._weights = wanted
 
     def _draw_weights(self, seed: int, kept: tuple[str, ...]) -> None:
@@ -223,6 +230,18 @@ class Subject:
         try:
             yield
         finally:
+            self.restore()
+
+    @contextlib.contextmanager
+    def unbiased(self) -> Iterator[None]:
+        """As constructed means that what is added is zero, inside."""
+        constructed = self._constructed
+        self._constructed = constructed | {path: torch.zeros_like(constructed[path]) for path in self.biases}
+        self.restore()
+        try:
+            yield
+        finally:
+            self._constructed = constructed
             self.restore()
 
     def never_redrawn(self) -> frozenset[str]:

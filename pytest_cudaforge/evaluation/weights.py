@@ -12,6 +12,7 @@ from pytest_cudaforge.evaluation.exchanges import EXCHANGES, Moved, exchanged, m
 
 __all__ = [
     "HABITS",
+    "biases_of",
     "device_of",
     "exchange_weights",
     "exchangeable_weights",
@@ -181,6 +182,19 @@ def move_weights(module: torch.nn.Module, seed: int, how: Moved, kept: Collectio
         if path not in kept:
             with torch.no_grad():
                 parameter.copy_(moved_values(parameter.detach(), how, generator))
+
+
+def biases_of(module: torch.nn.Module) -> tuple[str, ...]:
+    """Paths of what it adds, as it is constructed: vectors that are not positive throughout, as gains are, and running
+    means."""
+    vectors = [(path, p) for path, p in module.named_parameters() if p.is_floating_point() and _is_vector(p)]
+    means = [(path, mean) for path, mean in module.named_buffers() if path.endswith("running_mean")]
+    return tuple(path for path, vector in (*vectors, *means) if bool((vector <= 0).any()))
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    """Also one that lies along one of several dimensions."""
+    return tensor.numel() == max(tensor.shape, default=0)
 
 
 def exchangeable_weights(

@@ -76,7 +76,7 @@ HONEST = {"rms_norm": _rms_norm, "layer_norm": _layer_norm, "softmax": _softmax,
 
 
 #: Drawn where references carry something along, or are homogeneous.
-PARTICULAR = ("below", "above", "tiny")
+PARTICULAR = ("below", "above", "tiny", "unbiased")
 
 
 def _reference(task: str, x: Tensor) -> Tensor:

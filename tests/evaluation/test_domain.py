@@ -324,7 +324,7 @@ def domain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Domain]:
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_inputs_keep_their_meaning_each_by_itself(domain: Callable[[str], Domain], name: str) -> None:
     found = domain(name)
-    others = ("normal", *OCCASIONS, "grouped", "below", "above", "tiny")  # chance decides, or the next test
+    others = ("normal", *OCCASIONS, "grouped", "below", "above", "tiny", "unbiased")  # chance decides, or the next test
     families = tuple(family for family in found.families("default") if family not in others)
     assert (found.structures("default"), families) == EXPECTED[name]
 

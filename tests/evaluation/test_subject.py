@@ -59,6 +59,16 @@ class Strict(Gains):
     def forward(self, x):
         assert bool((self.gain > 0).all())
         return x @ self.weight.T * self.gain
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], mode="eval")
+class Channels(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = nn.Linear(16, 4), nn.BatchNorm1d(4)
+        self.shift, self.scale = nn.Parameter(-torch.rand(1, 4)), nn.Parameter(torch.rand(4) + 1)
+
+    def forward(self, x):
+        return (self.norm(self.up(x)) + self.shift).relu() * self.scale
 """
 
 
@@ -100,3 +110,17 @@ def test_trained_weights_are_such_as_the_reference_bears(
     assert seen == {*(["negative"] if negative else []), *(["empty"] if empty else [])}
     found.set_weights(Weights())
     assert bool((found.state()["gain"] == 1).all())
+
+
+def test_a_module_may_add_nothing(subject: Callable[[str], Subject]) -> None:
+    found = subject("Channels")
+    first = {path: tensor.clone() for path, tensor in found.state().items()}
+    added = {"up.bias", "norm.running_mean", "norm.bias", "shift"}
+    assert set(found.biases) == added
+    found.set_weights(Weights(3, kept=("shift",), unbiased=True))
+    assert {path for path, tensor in found.state().items() if not tensor.any()} >= added - {"shift"}
+    assert found.state()["shift"].equal(first["shift"])
+    found.set_weights(Weights(3))
+    assert bool(found.state()["up.bias"].any())
+    assert "unbiased" in found.domain.families("default") and "tiny" not in found.domain.families("default")
+    assert all(tensor.equal(first[path]) for path, tensor in found.state().items())
