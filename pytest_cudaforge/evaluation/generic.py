@@ -55,6 +55,8 @@ _PEAKS = 100.0
 #: In bfloat16 so few are about so large, beyond what fp16 holds, which has more digits; more of them would be scores of
 #: attention that are the same but for rounding.
 _BEYOND_HALF_COUNT, _BEYOND_HALF = 4, 3e5
+#: The share of "sparse" that is as rounding leaves a zero, and how much that is of the deviation.
+_LEFT_SHARE, _LEFT = 0.03, 2.0**-25
 #: The share of "exact" that is.
 _EXACT_SHARE = 0.15
 #: "combed": how far apart teeth are, how far out they lie, and what is left of the values between them.
@@ -262,9 +264,10 @@ def _vanishing(draw: Draw, sizes: Sequence[float]) -> Tensor:
 
 
 def _sparse(draw: Draw) -> Tensor:
-    """Nine in ten are small but not equal: equal addends make an honest serial sum drift one way."""
-    small = torch.empty_like(draw.values).uniform_(generator=draw.generator) > 0.1
-    draw.values.mul_(torch.where(small, 0.1, 1.0))
+    """Nine in ten are small but not equal: equal addends make an honest serial sum drift one way. A few are next to
+    nothing, as what rounding leaves of a zero is (the cosine of a right angle)."""
+    chance = torch.empty_like(draw.values).uniform_(generator=draw.generator)
+    draw.values.mul_(torch.where(chance > 0.1, 0.1, torch.where(chance < _LEFT_SHARE, _LEFT, 1.0)))
     return _with_far_ends(draw.values, draw.scale, draw.spread[0], draw.generator)
 
 

@@ -241,6 +241,10 @@ class Grown(torch.nn.Module):
     def forward(self, x):
         return torch.relu(self.up(x)).square()
 
+@forge_target(inputs=lambda: [torch.randn(400, 4), torch.randn(400, 2)])
+def solved(m, v):
+    return torch.linalg.solve(m.view(-1, 2, 2), v).contiguous()
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -257,6 +261,7 @@ def plan(ARGUMENTS):
 _GIVEN = {
     "settled": ("const float* x", "x", "x.shape"),
     "carried": ("const float* g, const float* x", "u, v", "u.shape"),
+    "solved": ("const float* m, const float* v", "m, v", "v.shape"),
     "scaled": ("const float* a, const float* b", "a, b", "(24, 32)"),
     "entropy": ("const float* x, const float* t", "p, t", "p.shape"),
     "total": ("const float* x", "x", "x.shape[:1]"),
@@ -419,6 +424,16 @@ for (long long r = 0; r < rows; ++r)
   }
 """
 )
+#: Elimination that turns rows about where it has to, or where it should.
+_SOLVED = """
+for (long long r = 0; r < rows; ++r) {
+  float a = m[4 * r], b = m[4 * r + 1], c = m[4 * r + 2], d = m[4 * r + 3], e = v[2 * r], f = v[2 * r + 1];
+  if (TURNED) { std::swap(a, c); std::swap(b, d); std::swap(e, f); }
+  const float by = c / a, second = (f - by * e) / (d - by * b);
+  y[2 * r] = (e - b * second) / a;
+  y[2 * r + 1] = second;
+}
+"""
 #: The largest eight are looked for among what lies a deviation above the mean, a sixth of a normal row; in a list of a
 #: quarter.
 _OUTLYING = """
@@ -964,6 +979,14 @@ ATTACKS = {
     "forget what is far back": ("carried", _CARRIED, "BACK", "240", "rows", "below"),
     "split numbers for half types": ("scaled", _SCALED, "PARTS", "parts", "(double)", "tiny"),
     "split numbers for half types beside a bias": ("Grown", _GROWN, "PARTS", "parts", "(double)", "unbiased"),
+    "eliminate by what is nearly zero": (
+        "solved",
+        _SOLVED,
+        "TURNED",
+        "a == 0",
+        "std::fabs(a) < std::fabs(c)",
+        "sparse",
+    ),
     "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),
 }
