@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 #: How all of a tensor's elements, or some, are others without a draw.
-Moved = Literal["smaller", "turned"]
+Moved = Literal["smaller", "turned", "together"]
 #: Pairs of elements that change places where only few of them shall.
 EXCHANGES = 4
 #: By how much of itself, or twice that.

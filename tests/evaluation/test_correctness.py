@@ -114,6 +114,13 @@ def test_fast_exponential_of_a_gpu_passes() -> None:
     assert not _judge(noisy, torch.sigmoid(x), oracle, 1).mismatches
 
 
+def test_exponentials_may_be_cut_off_where_denormals_begin() -> None:
+    x = _inputs("normal") - 95
+    oracle, reference = (torch.sigmoid(of) * 1e8 for of in (x.double(), x))
+    assert not _judge(torch.sigmoid(x.clamp(min=-87)) * 1e8, reference, oracle, 1).mismatches
+    assert _judge(torch.sigmoid(x.clamp(min=-60)) * 1e8, reference, oracle, 1).mismatches
+
+
 def test_denormals_may_be_taken_for_zero_but_not_in_half_types() -> None:
     x = _inputs("normal").abs() + 9.3
     oracle = torch.exp(-x.double().square())
