@@ -35,6 +35,7 @@ from pytest_cudaforge.evaluation.exchanges import (
     exchanged,
     exchanged_integers,
     exchanged_mask,
+    exchanged_together,
     moved_values,
     unravelled,
 )
@@ -267,6 +268,18 @@ class Bench:
             case = replace(case, exchanged=seed, exchanged_alone=chosen.removeprefix(_WEIGHT), moved=())
         target.case = case
         self.set_weights(target.case)
+        self._write_taken(frame, before)
+
+    def exchange_together(self, frame: int, seed: int) -> None:
+        """Integers that belong together change places together, and nothing else."""
+        target = self.frames[frame]
+        assert target.case is not None, "a frame is filled before its elements are exchanged"
+        self._expected, target.held = None, {}
+        before = target.inputs
+        generator = torch.Generator().manual_seed(seed)
+        others = {} if self._as_drawn else exchanged_together(before, generator)
+        target.inputs = repeated(before | others, before)
+        target.case = replace(target.case, seed=seed, family="exchanged")
         self._write_taken(frame, before)
 
     def _write_taken(self, frame: int, before: dict[str, Any]) -> None:

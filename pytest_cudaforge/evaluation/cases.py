@@ -37,6 +37,7 @@ CALLS_BEFORE = (64, 2048)
 _PATTERNS = 6
 #: The frame of that trial: no call has seen its pointers.
 _NEW_FRAME = 2
+_WHOLE = ("int16", "int32", "int64")
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
 Elsewhere = Literal["", "thread", "training", "inference", "sealed", "images", "clockless"]
@@ -51,8 +52,9 @@ class Trial:
     frame are held, to be compared once more). ``renewed``: nothing but the inputs changes since the trial before, so
     that a kernel finds its own last answer where poison lies in all other trials; ``exchanged``: not even they but for
     a few elements of theirs and of the parameters, which change places, ``alone``: but for two of one tensor;
-    ``moved``: all of them are a little smaller instead, or some of another sign. ``room``: on a GPU that is busy
-    but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others that take its turns.
+    ``moved``: all of them are a little smaller instead, or some of another sign, or integers change places "together".
+    ``room``: on a GPU that is busy but for one multiprocessor (0), or so many threads of it; ``at_work``: beside others
+    that take its turns.
     ``late``: a GPU writes the inputs of a module only after forward was called, in the stream of the caller.
     ``elsewhere``: a module is called in a "thread" that is new, where gradients are recorded; in such a one,
     "training", with inputs and parameters that ask for gradients; under torch's "inference" mode; or, on a CPU, with
@@ -69,7 +71,7 @@ class Trial:
     renewed: bool = False
     exchanged: bool = False
     alone: Literal["", "weight", "input"] = ""
-    moved: Literal["", "smaller", "turned"] = ""
+    moved: Literal["", "smaller", "turned", "together"] = ""
     room: int | None = None
     at_work: bool = False
     late: bool = False
@@ -106,8 +108,15 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
     few = replace(last[-1], name="a few elements exchanged", renewed=False, exchanged=True)
     last += [replace(few, name=f"two elements of a {which} exchanged", alone=which) for which in _ALONE]
     last.append(replace(few, name="some elements of the other sign", moved="turned"))
+    last += [replace(few, name="edges in another order", moved="together")] if _lists_pairs(workload) else []
     last += [replace(few, name="all elements a little smaller", moved="smaller"), few]
     return (*found, *last)
+
+
+def _lists_pairs(workload: WorkloadFacts) -> bool:
+    """Are there integers of which some may belong together, as the ends of an edge do?"""
+    whole = [spec for _, spec in workload.inputs if isinstance(spec, TensorSpec) and spec.dtype in _WHOLE]
+    return len(whole) > 1 or any(len(spec.shape) > 1 for spec in whole)
 
 
 def _shuffled(cases: Sequence[tuple[str, TrialCase]]) -> list[tuple[str, TrialCase]]:

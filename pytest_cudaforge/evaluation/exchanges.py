@@ -5,8 +5,8 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ __all__ = [
     "exchanged",
     "exchanged_integers",
     "exchanged_mask",
+    "exchanged_together",
     "moved_values",
     "near_rows",
     "trail",
@@ -29,13 +30,15 @@ __all__ = [
 ]
 
 #: How all of a tensor's elements, or some, are others without a draw.
-Moved = Literal["smaller", "turned", "together"]
+Moved = Literal["smaller", "turned"]
 #: Pairs of elements that change places where only few of them shall.
 EXCHANGES = 4
 #: By how much of itself, or twice that.
 _NUDGE = 1e-5
 #: Pairs of them: answers that count or add up take some changes for none.
 _EXCHANGED_INTEGERS = 16
+#: So many integers may belong together.
+_MOST_TOGETHER = 8
 #: How far rows are from others' in "near", for their deviation, at most; the square of that at least. How many are.
 _NEAR, _NEAR_SHARE = 0.01, 1 / 2
 #: So many rows of each tensor, from the first on, have others beside them.
@@ -109,12 +112,41 @@ def exchangeable(leaf: Tensor) -> bool:
     """Whether numbers of ``leaf`` may change places: integers that follow no order along any dimension."""
     if leaf.dtype not in INTEGERS or leaf.numel() < LEAST_EXCHANGED:
         return False
-    for dim in range(leaf.dim()):
-        if leaf.shape[dim] > 1:
-            steps = leaf.diff(dim=dim)
-            if bool((steps >= 0).all(dim).any()) or bool((steps <= 0).all(dim).any()):
-                return False
-    return True
+    return not any(_follows_order(leaf, dim) for dim in range(leaf.dim()) if leaf.shape[dim] > 1)
+
+
+def _follows_order(leaf: Tensor, dim: int) -> bool:
+    """Do any of its numbers along this dimension rise throughout, or fall?"""
+    steps = leaf.diff(dim=dim)
+    return bool((steps >= 0).all(dim).any()) or bool((steps <= 0).all(dim).any())
+
+
+def exchanged_together(leaves: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+    """Integers of few that belong together (the two ends of an edge, in one tensor or in two) with some of their places
+    exchanged, in all of them alike: by path, where none of them follows an order. Who knows a list of edges by what is
+    in it takes it for the old one. What lies beside them, one number for each, stays where it is, and so does what
+    holds the commonest number, which may be padding."""
+    whole = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.dtype in INTEGERS}
+    longest = max((size for leaf in whole.values() for size in leaf.shape), default=0)
+    if longest < LEAST_EXCHANGED:
+        return {}
+    along = {path: leaf.shape.index(longest) for path, leaf in whole.items() if longest in leaf.shape}
+    taken = {path: dim for path, dim in along.items() if whole[path].numel() <= _MOST_TOGETHER * longest}
+    if any(_follows_order(whole[path], dim) for path, dim in taken.items()):
+        return {}
+    free = torch.ones(longest, dtype=torch.bool)
+    for path, dim in taken.items():
+        lines = whole[path].movedim(dim, 0).reshape(longest, -1)
+        free &= (lines != lines.flatten().mode().values).all(1).cpu()
+    places = free.nonzero().flatten()
+    places = places[torch.randperm(len(places), generator=generator)[: 2 * _EXCHANGED_INTEGERS]]
+    order = torch.arange(longest)
+    order[places] = places.flip(0)
+    return {path: _in_order(whole[path], dim, order) for path, dim in taken.items()}
+
+
+def _in_order(leaf: Tensor, dim: int, order: Tensor) -> Tensor:
+    return torch.empty_like(leaf).copy_(leaf.index_select(dim, order.to(leaf.device)))
 
 
 def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:

@@ -539,7 +539,10 @@ class OracleClient:
     def exchange(self, bench: int, frame: int, seed: int, *, alone: str = "", moved: str = "") -> None:
         """Let a few elements of each input that may be redrawn, and of each parameter, change places, or two of one
         "weight" or "input" ``alone``; or have them ``moved`` (Trial). Outputs keep what the last call left."""
-        self.request("exchange", bench=bench, frame=frame, seed=seed, alone=alone, moved=moved or None)
+        if moved == "together":
+            self.request("exchange_together", bench=bench, frame=frame, seed=seed)
+        else:
+            self.request("exchange", bench=bench, frame=frame, seed=seed, alone=alone, moved=moved or None)
 
     def stage(self, bench: int, frame: int, seed: int, *, renewed: bool = False) -> tuple[tuple[int, bytes], ...]:
         """Other values for the frame's inputs, all of them where ``renewed``, which the caller has somebody write:

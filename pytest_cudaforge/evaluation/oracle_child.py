@@ -63,6 +63,7 @@ from pytest_cudaforge.evaluation.variants import (
     order_names,
     outer_names,
     parted_names,
+    plane_names,
     rounder_names,
     side_of,
     single_names,
@@ -263,7 +264,7 @@ class _Oracle:
             until = time.monotonic() + _LEFT_S
             for name in _left(left_names(args, kwargs, free), fatal):
                 found += self._variants(subject, workload, [name]) if time.monotonic() < until else []
-            for vast in (vast_names, usual_names):
+            for vast in (vast_names, plane_names, usual_names):
                 found += self._first(subject, workload, _left(vast(args, kwargs), fatal))
         return found
 
@@ -400,6 +401,9 @@ class _Oracle:
 
     def do_exchange(self, bench: int, frame: int, seed: int, alone: str, moved: Moved | None) -> Any:
         self.benches[bench].exchange(frame, seed, alone=alone, moved=moved)
+
+    def do_exchange_together(self, bench: int, frame: int, seed: int) -> Any:
+        self.benches[bench].exchange_together(frame, seed)
 
     def do_stage(self, bench: int, frame: int, seed: int, renewed: bool) -> Any:
         pieces = self.benches[bench].stage(frame, seed, renewed)

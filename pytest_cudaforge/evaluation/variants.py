@@ -59,6 +59,7 @@ __all__ = [
     "order_names",
     "outer_names",
     "parted_names",
+    "plane_names",
     "rounder_names",
     "side_of",
     "single_names",
@@ -127,6 +128,8 @@ _MIXED, _LEAST_MIXED, _MOST_MIXED = ((0.15, 8.0), (0.3, 3.0), (0.3, 1.5)), 5, 3
 _LANES, _LEFT_SPREAD, _LEFT_LEAST, _LEFT_ELEMENTS = 32, 1.5, 8, 1 << 17
 #: How many pairs of neighbouring sizes grow, and by how much at most, by less where that is too much.
 _MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
+#: Elements of a call with large pictures, whose sides have grown by this at least.
+_PLANES, _LEAST_GROWN = (1.5 * 2**22, 2.0**23), 1.5
 #: More elements than 24 bits count, and all tensors' at most.
 _VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
 #: How many words models know (Llama, GPT-2, padded, Llama 3, padded, Qwen), and elements of a batch of logits.
@@ -588,6 +591,22 @@ def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str
         rows = int(CHANCE.uniform(*_VAST) / max(1, rest))
         if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= _VAST_ALL:
             yield f"{TALL} {size} -> {rows}"
+
+
+def plane_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants with large pictures, in both directions, and one of them where there were several: what is
+    counted in one of them may have no room, and what is summed there no digits, while more pictures change nothing."""
+    tensors, safe = _sizes(args, kwargs)
+    for tensor in (one for one in tensors if one.dim() >= 4):
+        sides = [int(side) for side in tensor.shape[-2:]]
+        changes = {safe[0]: 1} if safe and safe[0] == tensor.shape[0] and safe[0] not in sides else {}
+        times = math.sqrt(CHANCE.uniform(*_PLANES) / max(1, _numel_with(tensor, changes)))
+        times = min(times, CHANCE.uniform(_FAR / 2, _FAR))
+        changes |= {side: int(side * times) for side in sides}
+        fits = sum(_numel_with(other, changes) for other in tensors) <= _VAST_ALL
+        if {*sides} <= {*safe} and times > _LEAST_GROWN and fits and not {*safe} & {*changes.values()}:
+            yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
+            return
 
 
 def usual_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:

@@ -381,7 +381,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "headers": _no_headers,
     "exchanged": _no_exchanges,
     "alone": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.alone]),
-    **{how: functools.partial(_unmoved, how) for how in ("smaller", "turned")},
+    **{how: functools.partial(_unmoved, how) for how in ("smaller", "turned", "together")},
     "moved": lambda patch: _trials(patch, lambda trials: [t for t in trials if not t.moved]),
     "one after another": _no_quick_calls,
     "older": lambda patch: patch.setattr(building, "older_archs", lambda source: ()),

@@ -43,6 +43,10 @@ def planes_anywhere(x):
 def planes_drawn(x):
     return x.amax(3)
 
+@forge_target(inputs=lambda: [torch.randn(2, 3, 32, 32)], dynamic=True)
+def brightest(x):
+    return x.amax((2, 3))
+
 @forge_target(inputs=lambda: [torch.randn(24, 16), torch.randn(24, 16)], dynamic=True)
 def weigh(q, k):
     return (q @ k.transpose(0, 1)).sum(-1, keepdim=True)
@@ -500,6 +504,30 @@ def test_a_tier_of_sizes_between_those_that_are_drawn_blindly(
     assert _guard(judged("largest", twin)).fixed_sizes == ()
     monkeypatch.setattr(OracleClient, "variants_near", lambda *_: ())
     assert judged("largest", attack).status is Status.PASSED
+
+
+BRIGHTEST_PLAN = """
+from pytest_cudaforge.plan import empty, launch
+
+def plan(x):
+    y = empty(x.shape[:2], x.dtype)
+    launch("kernel", args=(x, y, x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]))
+    return y
+"""
+
+
+def test_pictures_that_are_large_in_both_directions(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More pictures, or one that is long, have no more elements than a number counts; a megapixel does."""
+    attack, twin = (
+        Candidate.of("cpp", {"kernel.cpp": LARGEST.replace("MOST", most), "plan.py": BRIGHTEST_PLAN})
+        for most in ("cols & 0x1FFFF", "cols")
+    )
+    found = judged("brightest", attack)
+    assert found.status is Status.REJECTED and "dynamic shapes: tall 2 -> 1, 32 -> " in found.reason, found.reason
+    assert judged("brightest", twin).status is Status.PASSED
+    _only(monkeypatch, lambda name: not name.startswith("tall 2 -> 1, 32 -> "))
+    off = judged("brightest", attack)
+    assert off.status is Status.PASSED, off.reason
 
 
 GRID = """

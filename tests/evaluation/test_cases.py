@@ -67,6 +67,13 @@ def test_the_order_is_secret_and_the_last_trial_comes_late_at_new_pointers() -> 
     assert len(orders) > 1
 
 
+def test_integers_that_may_belong_together_change_places_together() -> None:
+    pairs, single = TensorSpec((2, 90), "int64", (90, 1)), TensorSpec((90,), "int64", (1,))
+    for inputs, expected in (((pairs,), True), ((single, single), True), ((single, SPEC), False), ((SPEC,), False)):
+        workload = dataclasses.replace(WORKLOAD, inputs=tuple((str(i), spec) for i, spec in enumerate(inputs)))
+        assert ("together" in [trial.moved for trial in contract_trials(workload, ())]) is expected
+
+
 def test_elements_are_exchanged_in_the_last_trials() -> None:
     trials = contract_trials(WORKLOAD, ())
     assert all(trial.exchanged for trial in trials[-5:])

@@ -11,7 +11,13 @@ from torch import nn
 
 from pytest_cudaforge.evaluation.correctness import Rule, judge_output
 from pytest_cudaforge.evaluation.domain import redraw_leaves
-from pytest_cudaforge.evaluation.exchanges import exchangeable, exchanged, exchanged_integers, with_values_of
+from pytest_cudaforge.evaluation.exchanges import (
+    exchangeable,
+    exchanged,
+    exchanged_integers,
+    exchanged_together,
+    with_values_of,
+)
 from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
 from pytest_cudaforge.evaluation.redraw import FAMILIES, SHORTCUTS, families_of, redraw
 from pytest_cudaforge.evaluation.structures import Structure, ordered_values, structure_of, structures_of
@@ -394,6 +400,32 @@ def test_rows_without_a_number_twice_stay_so() -> None:
     orders = torch.rand(20, 30).argsort(-1)
     changed = exchanged_integers(orders, torch.Generator().manual_seed(3))
     assert not torch.equal(changed, orders) and torch.equal(changed.sort(-1).values, orders.sort(-1).values)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_edges_come_in_another_order_and_are_the_same_ones(apart: bool) -> None:
+    edges = torch.randint(0, 50, (2, 300))
+    edges[:, 280:] = 50  # padding
+    leaves = {"a": edges[0], "b": edges[1]} if apart else {"ab": edges}
+    beside = {"strength": torch.randn(300), "few": torch.randint(0, 9, (6,)), "long": torch.randint(0, 9, (300, 40))}
+    changed = exchanged_together({**beside, **leaves}, torch.Generator().manual_seed(3))
+    assert set(changed) == set(leaves)
+    now = torch.stack([changed["a"], changed["b"]]) if apart else changed["ab"]
+    assert 0 < int((now != edges).any(0).sum()) <= 32 and torch.equal(now[:, 280:], edges[:, 280:])
+    assert sorted(map(tuple, now.T.tolist())) == sorted(map(tuple, edges.T.tolist()))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"a": torch.arange(300), "b": torch.randint(0, 9, (300,))},
+        {"a": torch.randint(0, 9, (20,)), "b": torch.randint(0, 9, (20,))},
+        {"x": torch.randn(300)},
+        {},
+    ],
+)
+def test_what_follows_an_order_is_not_exchanged_together(kept: dict[str, torch.Tensor]) -> None:
+    assert exchanged_together(kept, torch.Generator().manual_seed(3)) == {}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from pytest_cudaforge.evaluation.variants import (
     order_names,
     outer_names,
     parted_names,
+    plane_names,
     rounder_names,
     single_names,
     smaller_tall,
@@ -351,6 +352,20 @@ def test_all_sizes_change_at_once_that_are_free_to() -> None:
     (vast,) = vast_names((x, w), {})
     ((many, _), _) = apply_variant(vast, (x, w), {})
     assert 1 << 24 < many.numel() < 1.2 * (1 << 24) and many.shape[1:] == (12, 10)
+
+
+def test_pictures_become_large_in_both_directions() -> None:
+    x, w = torch.randn(2, 32, 48, 64), torch.randn(32)
+    (name,) = plane_names((x, w), {})
+    ((large, same), _) = apply_variant(name, (x, w), {})
+    assert 1.4 * 2**22 < large.numel() < 2**23 and same.shape == w.shape
+    assert large.shape[:2] == (1, 32) and abs(large.shape[3] / large.shape[2] - 4 / 3) < 0.01
+    (square,) = plane_names((torch.randn(1, 8, 256, 256),), {})
+    assert re.fullmatch(r"tall 256 -> \d+", square)
+    (small,) = plane_names((torch.randn(1, 3, 8, 10),), {})
+    assert 60 < grown_size(small) <= 160
+    for shape in ((4, 8, 64), (2, 3, 2000, 1500)):  # no pictures, large ones
+        assert not list(plane_names((torch.empty(shape),), {}))
 
 
 def test_logits_come_with_as_many_columns_as_models_have_words() -> None:
