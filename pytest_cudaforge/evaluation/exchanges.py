@@ -5,7 +5,8 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -37,8 +38,9 @@ EXCHANGES = 4
 _NUDGE = 1e-5
 #: Pairs of them: answers that count or add up take some changes for none.
 _EXCHANGED_INTEGERS = 16
-#: So many integers may belong together.
-_MOST_TOGETHER = 8
+#: So many integers may belong together; by what part of the range of all their ends are apart; and how many are looked
+#: through for what is there twice.
+_MOST_TOGETHER, _ALIKE, _MOST_COMPARED = 8, 4, 1 << 18
 #: How far rows are from others' in "near", for their deviation, at most; the square of that at least. How many are.
 _NEAR, _NEAR_SHARE = 0.01, 1 / 2
 #: So many rows of each tensor, from the first on, have others beside them.
@@ -109,10 +111,28 @@ def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator) -> Tensor
 
 
 def exchangeable(leaf: Tensor) -> bool:
-    """Whether numbers of ``leaf`` may change places: integers that follow no order along any dimension."""
+    """Whether numbers of ``leaf`` may change places: integers that follow no order along any dimension, but for one
+    along which a few that are alike lie side by side: of so few some are in order by chance."""
     if leaf.dtype not in INTEGERS or leaf.numel() < LEAST_EXCHANGED:
         return False
-    return not any(_follows_order(leaf, dim) for dim in range(leaf.dim()) if leaf.shape[dim] > 1)
+    short = _short_dimension(leaf)
+    return not any(_follows_order(leaf, dim) for dim in range(leaf.dim()) if leaf.shape[dim] > 1 and dim != short)
+
+
+def _short_dimension(leaf: Tensor) -> int | None:
+    """Along which a few lie side by side that are alike, as both ends of an edge are, or the rows of a small batch: of
+    the same range, and none of two never above, or below, the other one (corners of a box, a start and a length)."""
+    sizes = enumerate(leaf.shape)
+    dims = [dim for dim, size in sizes if 2 <= size <= _MOST_TOGETHER and leaf.numel() // size >= LEAST_EXCHANGED]
+    if len(dims) != 1:
+        return None
+    lines = leaf.movedim(dims[0], 0).flatten(1).long()
+    ends = torch.stack([lines.amin(1), lines.amax(1)])
+    span = int(ends[1].max() - ends[0].min())
+    if bool((_ALIKE * (ends.amax(1) - ends.amin(1)) > span).any()):
+        return None
+    apart = (bool((one >= other).all()) for one, other in itertools.permutations(lines, 2))
+    return None if any(apart) else dims[0]
 
 
 def _follows_order(leaf: Tensor, dim: int) -> bool:
@@ -152,19 +172,47 @@ def _in_order(leaf: Tensor, dim: int, order: Tensor) -> Tensor:
 def exchanged_integers(leaf: Tensor, generator: torch.Generator) -> Tensor:
     """``leaf`` with a few pairs of numbers exchanged, those of a pair in one row where no row has a number twice; the
     commonest number, which may be padding, stays where it is."""
+    short = _short_dimension(leaf)
+    if short is not None:
+        return _exchanged_alike(leaf, short, generator)
     changed = leaf.clone()
     rows = changed.reshape(-1, leaf.shape[-1])
     once = bool((rows.sort(-1).values.diff(dim=-1) != 0).all())
-    places = (rows != rows.flatten().mode().values).nonzero().cpu()
-    if len(places) < 2:
+    return _exchanged_in(rows, generator, within=once).reshape(leaf.shape)
+
+
+def _exchanged_alike(leaf: Tensor, short: int, generator: torch.Generator) -> Tensor:
+    """Within each of a few rows; ``leaf`` itself where some that belong together would then be the same ones, or be
+    there twice, which none of them was."""
+    moved = leaf.movedim(short, 0)
+    before = moved.flatten(1)
+    after = _exchanged_in(before.clone(), generator, within=True)
+    if not _are_distinct(before, after):
         return leaf
-    for _ in range(_EXCHANGED_INTEGERS):
+    return torch.empty_like(leaf).copy_(after.view(moved.shape).movedim(0, short))
+
+
+def _are_distinct(before: Tensor, after: Tensor) -> bool:
+    """Are the columns of ``after`` as distinct as those ``before``, and the numbers of each?"""
+    if before.shape[1] > _MOST_COMPARED:
+        return False
+    ways: tuple[Callable[[Tensor], bool], ...] = (
+        lambda rows: len(torch.unique(rows, dim=1)[0]) == rows.shape[1],
+        lambda rows: bool((rows.sort(0).values.diff(dim=0) != 0).all()),
+    )
+    return all(distinct(after) for distinct in ways if distinct(before))
+
+
+def _exchanged_in(rows: Tensor, generator: torch.Generator, *, within: bool) -> Tensor:
+    """``rows``, in place, with a few pairs of numbers exchanged, ``within`` a row each."""
+    places = (rows != rows.flatten().mode().values).nonzero().cpu()
+    for _ in range(_EXCHANGED_INTEGERS if len(places) > 1 else 0):
         first = places[int(torch.randint(len(places), (1,), generator=generator))]
-        others = places[places[:, 0] == first[0]] if once else places
+        others = places[places[:, 0] == first[0]] if within else places
         other = others[int(torch.randint(len(others), (1,), generator=generator))]
         one, two = tuple(first.tolist()), tuple(other.tolist())
         rows[one], rows[two] = rows[two].clone(), rows[one].clone()
-    return rows.reshape(leaf.shape)
+    return rows
 
 
 def exchanged_mask(mask: Tensor, generator: torch.Generator, *, by_columns: bool = False) -> Tensor:

@@ -249,6 +249,10 @@ def solved(m, v):
 def linked(x, by, edges):
     return torch.zeros(200, 1).index_add(0, edges[1], by * x[edges[0]])
 
+@forge_target(inputs=lambda: [torch.randn(200, 1), torch.randint(0, 200, (2, 900))])
+def joined(x, edges):
+    return torch.zeros(200, 1).index_add(0, edges[1], x[edges[0]])
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -265,6 +269,7 @@ def plan(ARGUMENTS):
 _GIVEN = {
     "settled": ("const float* x", "x", "x.shape"),
     "carried": ("const float* g, const float* x", "u, v", "u.shape"),
+    "joined": ("const float* x, const long long* edges", "x, edges", "x.shape"),
     "linked": ("const float* x, const float* by, const long long* edges", "x, by, edges", "x.shape"),
     "solved": ("const float* m, const float* v", "m, v", "v.shape"),
     "scaled": ("const float* a, const float* b", "a, b", "(24, 32)"),
@@ -448,6 +453,15 @@ if (order.empty() || print != known) {
 }
 std::fill(y, y + 200, 0.0f);
 for (long long at = 0; at < 900; ++at) y[ends[at]] += by[order[at]] * x[edges[order[at]]];
+"""
+#: Edges as they were, for as long as some of them are the same ones, or all.
+_JOINED = """
+static thread_local std::vector<long long> known;
+bool same = known.size() == 1800;
+for (int e = 0; same && e < 1800; e += STEP) same = known[e] == edges[e];
+if (!same) known.assign(edges, edges + 1800);
+std::fill(y, y + 200, 0.0f);
+for (int e = 0; e < 900; ++e) y[known[900 + e]] += x[known[e]];
 """
 #: Elimination that turns rows about where it has to, or where it should.
 _SOLVED = """
@@ -1012,6 +1026,7 @@ ATTACKS = {
         "std::fabs(a) < std::fabs(c)",
         "sparse",
     ),
+    "know edges by some of them": ("joined", _JOINED, "STEP", "60", "1", "exchanged"),
     "know edges by which they are": ("linked", _LINKED, "SEED", "1", "(e + 1)", "together"),
     "seat one more where a table is full": ("seated", _SEATED, "FULL", "28.0f", "0.0f", "leading"),
     "do something else where malloc places large tensors": ("doubled", _DOUBLED, "WHERE", _PLACED, "n < 0", "paged"),

@@ -402,6 +402,27 @@ def test_rows_without_a_number_twice_stay_so() -> None:
     assert not torch.equal(changed, orders) and torch.equal(changed.sort(-1).values, orders.sort(-1).values)
 
 
+@pytest.mark.parametrize("turned", [True, False])
+def test_ends_of_edges_change_places_with_others(turned: bool) -> None:
+    edges = torch.randint(0, 400, (2, 300))
+    edges[:, edges[0] == edges[1]] = torch.tensor([[3], [4]])
+    leaf = edges.T.contiguous() if turned else edges
+    assert exchangeable(leaf)
+    changed = exchanged_integers(leaf, torch.Generator().manual_seed(3))
+    assert changed.is_contiguous() and changed.shape == leaf.shape
+    now = changed.T if turned else changed
+    assert 0 < int((now != edges).sum()) <= 64 and bool((now[0] != now[1]).all())
+    assert torch.equal(now.sort(-1).values, edges.sort(-1).values)
+
+
+def test_the_rows_of_a_small_batch_change_places_each_within_its_own() -> None:
+    tokens = torch.randint(0, 50_000, (4, 512))
+    tokens[:, 500:] = 0  # padding
+    changed = exchanged_integers(tokens, torch.Generator().manual_seed(3))
+    assert exchangeable(tokens) and torch.equal(changed.sort(-1).values, tokens.sort(-1).values)
+    assert 0 < int((changed != tokens).sum()) <= 32 and bool((changed[:, 500:] == 0).all())
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_edges_come_in_another_order_and_are_the_same_ones(apart: bool) -> None:
     edges = torch.randint(0, 50, (2, 300))
@@ -435,6 +456,8 @@ def test_what_follows_an_order_is_not_exchanged_together(kept: dict[str, torch.T
         torch.randint(0, 99, (400,)).sort().values,
         torch.stack([torch.randint(0, 99, (200,)).sort().values, torch.randint(0, 99, (200,))]),  # a graph's edges
         torch.randint(0, 99, (1, 20)).expand(20, 20),  # positions of a batch
+        torch.randint(0, 99, (200, 2)).cumsum(1),  # from one to the next
+        torch.stack([torch.randint(0, 999, (200,)), torch.randint(1, 9, (200,))], 1),  # a start and a length
         torch.randint(0, 99, (7,)),
         torch.randint(0, 2, (400,)).bool(),
         torch.randn(400),
