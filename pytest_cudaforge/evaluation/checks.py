@@ -33,6 +33,8 @@ __all__ = ["CHECKS", "Bout", "Check", "checks_for", "turns"]
 _LATER_CALLS = ((2, 9), (300, 700), (4200, 9000))
 #: Calls on the same values where these have to be written again before each, and for how long.
 _REPEATED, _REPEATED_S = 24, 0.3
+#: What a call does that looks like no call of a library's.
+_OWN_CLOCK, _OWN_CALL = "a call asks the processor for the time (rdtsc)", "a call calls the kernel by itself (syscall)"
 #: Loaded alike, and the first one long ago. Whoever goes by where weights lie, or the module itself, by a number that a
 #: copy takes over, or by what all of its class have in common, answers with another one's. One of other settings is
 #: never called itself.
@@ -562,8 +564,9 @@ def images(bout: Bout) -> None:
 
 
 def clockless(bout: Bout) -> None:
-    """A new process's first call, where the processor tells nobody the time: by that a kernel leaves out work when it
-    is late, or watched. Instructions that a disassembler does not see are found there, too."""
+    """A new process's first call, where the processor tells nobody the time, and the kernel is there for libraries
+    alone: by either who leaves out work knows when it is late, or watched. Instructions that a disassembler does not
+    see are found there, too."""
     if any(isinstance(step, LibraryCall) for step in bout.product.traced.main.steps):
         return  # torch's own code may ask
     layout = call_layout(bout.product.traced, frames=1)
@@ -572,7 +575,7 @@ def clockless(bout: Bout) -> None:
         try:
             case = run.case(bout.name, trial, contract=True)
         except WorkerCrash as error:
-            reason = f"a call asks the processor for the time (rdtsc): {error}"
+            reason = f"{_OWN_CALL if error.signal == 'SIGSYS' else _OWN_CLOCK}: {error}"
             raise bout.benches.broken(bout.product, trial, Status.REJECTED, ForgeError(reason)) from error
         except (LaunchFailure, WorkerFailure) as error:
             raise bout.benches.broken(bout.product, trial, Status.RUNTIME_ERROR, error) from error

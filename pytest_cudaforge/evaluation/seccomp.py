@@ -17,7 +17,7 @@ from typing import Literal
 
 from pytest_cudaforge.evaluation.kernel_calls import prctl
 
-__all__ = ["Role", "install", "program"]
+__all__ = ["Role", "end_calls_from", "install", "program", "program_against"]
 
 Role = Literal["worker", "module_service", "builder"]
 
@@ -111,9 +111,10 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020000
 _X32 = 0x40000000
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _BEYOND, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_AT_NUMBER, _AT_ARCHITECTURE, _AT_ARGUMENTS = 0, 4, 16
+_AT_NUMBER, _AT_ARCHITECTURE, _AT_INSTRUCTION, _AT_ARGUMENTS = 0, 4, 8, 16
+_LOW_BITS = 0xFFFFFFFF
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2
 
 _Instruction = tuple[int, int, int, int]
@@ -231,6 +232,32 @@ def install(
         refuse_processes=refuse_processes,
         refuse_memory_files=refuse_memory_files,
     )
+    _apply(code)
+
+
+def end_calls_from(start: int, end: int) -> None:
+    """Whoever calls the kernel by an instruction between these addresses ends the process (SIGSYS): this thread, and
+    all that it starts. Raises OSError."""
+    _apply(program_against(start, end))
+
+
+def program_against(start: int, end: int) -> list[_Instruction]:
+    """The filter of :func:`end_calls_from`. It is told the instruction behind the call, and compares 32 bits."""
+    code: list[_Instruction] = []
+    for high in range(start >> 32, (end >> 32) + 1):
+        first, last = max(start, high << 32), min(end, (high << 32) + _LOW_BITS)
+        code += [
+            (_LOAD, 0, 0, _AT_INSTRUCTION + 4),
+            (_EQUAL, 0, 4, high),
+            (_LOAD, 0, 0, _AT_INSTRUCTION),
+            (_AT_LEAST, 0, 2, first & _LOW_BITS),
+            (_BEYOND, 1, 0, last & _LOW_BITS),
+            (_RETURN, 0, 0, _KILL),
+        ]
+    return [*code, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _apply(code: list[_Instruction]) -> None:
     packed = b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(packed, len(packed))
 

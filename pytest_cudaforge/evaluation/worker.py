@@ -57,8 +57,6 @@ _COUNT, _ADVANCE, _RUN_TOGETHER, _OPEN = 18, 19, 20, 21
 _OK, _LAUNCH_REFUSED, _BROKEN, _DEVICE_REFUSED = range(4)
 MAX_SLOT = 1023
 _TEAM_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-#: What a CPU's kernels may lack.
-_ELSEWHERE = {"images": images.closed, "clockless": clockless}
 #: Calls of two threads that were under way at once, to tell how they get on with each other.
 _MET = 64
 #: Calls that a variable has to grow in alike before it is a counter: at least, at most, and how long they may take.
@@ -479,7 +477,7 @@ class _Service:
                 if self._device != "cpu":
                     self._crowded().soil()
                 if asked["elsewhere"]:
-                    with _ELSEWHERE[asked["elsewhere"]]():
+                    with self._without(asked["elsewhere"]):
                         bound.run()
                 elif self._limit:
                     _run_limited(bound.run, self._limit)
@@ -531,6 +529,12 @@ class _Service:
             offset += size
         self._settings = thread_settings(self._device == "cpu")
         self._load()
+
+    def _without(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """What a CPU's kernels may lack."""
+        if what == "images":
+            return images.closed()
+        return clockless([part for program in self._programs.values() for part in program.code()])
 
     def _load(self) -> None:
         from pytest_cudaforge.runtime.replay import load_program

@@ -112,6 +112,9 @@ class ReplayDevice(Protocol):
     def variables(self) -> Sequence[tuple[int, int]]:
         """Address and bytes of what the loaded code keeps from call to call: its own static variables."""
 
+    def code(self) -> Sequence[tuple[int, int]]:
+        """Address and bytes of the loaded instructions, where they are this process's."""
+
     def close(self) -> None:
         """Unload."""
 
@@ -280,6 +283,10 @@ class Program:
         """Address and bytes of the static variables of the loaded code: those in a GPU's global memory, or the
         writable parts of a shared object (none of one that has condition variables, which are glibc's)."""
         return self._device.variables()
+
+    def code(self) -> Sequence[tuple[int, int]]:
+        """Address and bytes of the loaded code's instructions; none of a GPU's."""
+        return self._device.code()
 
     def close(self) -> None:
         """Unload the code. Bound programs must not run afterwards."""

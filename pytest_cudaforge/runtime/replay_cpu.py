@@ -20,7 +20,7 @@ from pytest_cudaforge.runtime.replay import Call, Parameters, Pointers
 
 #: Type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment of an ELF segment.
 _SEGMENT = struct.Struct("<IIQQQQQQ")
-_LOAD, _THREAD_LOCAL, _WRITE = 1, 7, 2
+_LOAD, _THREAD_LOCAL, _EXECUTE, _WRITE = 1, 7, 1, 2
 #: dlinfo's RTLD_DI_TLS_DATA.
 _TLS_DATA = 10
 #: Names of functions whose static objects count for glibc: half of what it keeps there is no sum of calls.
@@ -107,6 +107,13 @@ class CpuDevice:
                 found += [(base + offset, nbytes) for offset, nbytes in _segments(code, _LOAD, _WRITE)]
                 found += _of_this_thread(library, code)
         return found
+
+    def code(self) -> Sequence[tuple[int, int]]:
+        return [
+            (_base_of(library) + offset, nbytes)
+            for constants, library in self._libraries.items()
+            for offset, nbytes in _segments(self._code[constants], _LOAD, _EXECUTE)
+        ]
 
     def close(self) -> None:
         for library in self._libraries.values():

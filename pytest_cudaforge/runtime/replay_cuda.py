@@ -165,6 +165,9 @@ class CudaDevice:
             for name, nbytes in cubin.variables(self._code[key])
         ]
 
+    def code(self) -> Sequence[tuple[int, int]]:
+        return ()
+
     def close(self) -> None:
         """Unload the modules; the primary context stays while anybody else holds it."""
         if self._context is None:

@@ -108,10 +108,16 @@ def test_every_jump_of_the_filter_stays_inside_it(machine: str, role: seccomp.Ro
 
 
 def _verdict(
-    code: list[tuple[int, int, int, int]], number: int, arguments: tuple[int, ...] = (), arch: int = 0xC000003E
+    code: list[tuple[int, int, int, int]],
+    number: int,
+    arguments: tuple[int, ...] = (),
+    arch: int = 0xC000003E,
+    behind: int = 0,
 ) -> int:
-    """What the kernel's interpreter would return for one call."""
-    data = {0: number, 4: arch} | {16 + 8 * i: a & 0xFFFFFFFF for i, a in enumerate(arguments)}
+    """What the kernel's interpreter would return for one call, from the instruction ``behind`` it."""
+    data = {0: number, 4: arch, 8: behind & 0xFFFFFFFF, 12: behind >> 32} | {
+        16 + 8 * i: a & 0xFFFFFFFF for i, a in enumerate(arguments)
+    }
     register, index = 0, 0
     while True:
         operation, if_true, if_false, constant = code[index]
@@ -121,9 +127,12 @@ def _verdict(
         elif operation == 0x06:
             return constant
         else:
-            passed = {0x15: register == constant, 0x35: register >= constant, 0x45: bool(register & constant)}[
-                operation
-            ]
+            passed = {
+                0x15: register == constant,
+                0x25: register > constant,
+                0x35: register >= constant,
+                0x45: bool(register & constant),
+            }[operation]
             index += if_true if passed else if_false
 
 
@@ -211,3 +220,14 @@ def test_a_machine_that_forbids_namespaces_degrades_in_words() -> None:
         assert outcome.strip() == "started"
     else:
         assert "needs isolation of grade B" in outcome and "--isolation none" in outcome
+
+
+@pytest.mark.parametrize(("start", "end"), [(0x7F1234561000, 0x7F1234563F40), (0x7F12FFFFF000, 0x7F1300002000)])
+def test_calls_from_some_code_end_the_process(start: int, end: int) -> None:
+    code = seccomp.program_against(start, end)
+    inside, outside = (start + 2, (start + end) // 2, 0x7F12FFFFFFFF, 0x7F1300000000, end), (0, start - 1, end + 1)
+    told = {place: _verdict(code, 201, behind=place) for place in (*inside, *outside)}
+    assert {place for place, verdict in told.items() if verdict == KILL} == {p for p in inside if start <= p <= end}
+    assert set(told.values()) == {ALLOW, KILL}
+    # As many places away by 4 GiB are somebody else's.
+    assert _verdict(code, 201, behind=start + 2 + (1 << 33)) == ALLOW
