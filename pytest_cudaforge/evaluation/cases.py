@@ -37,6 +37,8 @@ CALLS_BEFORE = (64, 2048)
 _PATTERNS = 6
 #: The frame of that trial: no call has seen its pointers.
 _NEW_FRAME = 2
+#: As ``generic`` calls it, which needs torch.
+_UNBIASED = "unbiased"
 _WHOLE = ("int16", "int32", "int64")
 #: Of what two elements alone change places: who looks at a sample of them, or for more changes, sees nothing.
 _ALONE: tuple[Literal["weight", "input"], ...] = ("weight", "input")
@@ -91,7 +93,9 @@ def contract_trials(workload: WorkloadFacts, families: Sequence[str], *, trials:
         # The values of the first case at the other frame's pointers.
         cases.append((AGAIN, cases[0][1]))
     for family in families[:BIG_CALL_FAMILIES] if big else families:
-        cases.append((family, TrialCase(CHANCE.fresh_seed(), family, _seed())))
+        # Weights that add nothing are this trial's alone: calls that follow others under the same ones have theirs.
+        unbiased = family == _UNBIASED
+        cases.append((family, TrialCase(CHANCE.fresh_seed(), family, _seed(), unbiased=unbiased)))
     if big:
         return tuple(Trial(name, case, 0, i % _PATTERNS) for i, (name, case) in enumerate(cases))
     ordered = _shuffled(cases)

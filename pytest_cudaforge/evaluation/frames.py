@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from pytest_cudaforge.evaluation.exchanges import Moved
-from pytest_cudaforge.evaluation.generic import UNBIASED
 from pytest_cudaforge.evaluation.subject import Weights
 
 __all__ = ["Case", "Frame"]
@@ -20,7 +19,8 @@ class Case:
 
     ``exchanged``: the seed by which a few of their elements changed places since, or None; ``exchanged_alone``: two of
     this parameter's; ``moved``: how, and by which seed, all or some did so since. ``advanced``: what the reference's
-    forward writes of its state, and of its inputs, is as so many calls left it. ``others``: as of ``Weights``.
+    forward writes of its state, and of its inputs, is as so many calls left it. ``others``, ``unbiased``: as of
+    ``Weights``.
     """
 
     seed: int
@@ -33,15 +33,15 @@ class Case:
     advanced: int = 0
     others: tuple[str, ...] = ()
     others_seed: int | None = None
+    unbiased: bool = False
 
     @property
     def weights(self) -> Weights:
-        unbiased = self.family == UNBIASED
         if self.weights_seed is None:
-            return Weights(kept=self.kept, unbiased=True) if unbiased else Weights()
+            return Weights(kept=self.kept, unbiased=True) if self.unbiased else Weights()
         others = (self.others, self.others_seed)
         changed = (self.exchanged, *others, self.exchanged_alone, self.moved)
-        return Weights(self.weights_seed, self.kept, *changed, unbiased)
+        return Weights(self.weights_seed, self.kept, *changed, self.unbiased)
 
 
 @dataclass

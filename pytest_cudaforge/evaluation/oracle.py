@@ -89,6 +89,8 @@ class TrialCase:
     #: State paths whose values are those of another seed: as where a step changed these alone.
     others: tuple[str, ...] = ()
     others_seed: int | None = None
+    #: What the weights add to channels is zero.
+    unbiased: bool = False
 
 
 @dataclass(frozen=True)

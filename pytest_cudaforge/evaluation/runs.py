@@ -491,7 +491,7 @@ class Run:
         """Have the values of ``prepare`` made anew where the weights are not those that they were made from."""
         case = trial.case
         exchanged = trial.name if trial.exchanged else ""
-        weights = (case.weights_seed, exchanged, case.advanced, case.others, case.others_seed)
+        weights = (case.weights_seed, exchanged, case.advanced, case.others, case.others_seed, case.unbiased)
         if self.product.traced.prepare is not None and self._weights != weights:
             bindings, limit_s = self.layout.prepare_bindings(self.slot), self.hang_limit_s
             # Threads that are started there have no clock in later calls either.

@@ -9,6 +9,7 @@ import pytest
 from judged_targets import find
 from switches import SWITCHES, tries
 
+from pytest_cudaforge.evaluation import cases
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.records import Candidate, Evaluation, Status
 
@@ -1122,3 +1123,14 @@ def test_what_draws_hardly_have(evaluator: Evaluator, repo: Path, monkeypatch: p
         if off.status is Status.PASSED:
             break
     assert off.status is Status.PASSED, off.reason
+
+
+def test_weights_are_those_of_the_call(evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls behind others may be of any family, of the one whose own trial has other weights as well."""
+    choice = cases.CHANCE.choice
+    monkeypatch.setattr(
+        cases.CHANCE, "choice", lambda among: "unbiased" if "unbiased" in list(among) else choice(among)
+    )
+    target, body, place, _, right, _ = ATTACKS["split numbers for half types beside a bias"]
+    passed = evaluator.evaluate(_candidate(target, body, place, right), find(repo, f"::{target}"), timing=False)
+    assert passed.status is Status.PASSED, passed.reason

@@ -74,6 +74,14 @@ def test_integers_that_may_belong_together_change_places_together() -> None:
         assert ("together" in [trial.moved for trial in contract_trials(workload, ())]) is expected
 
 
+def test_weights_that_add_nothing_are_one_trial_s_alone() -> None:
+    """Calls behind it go by what the weights are then, and are drawn from the same family now and then."""
+    trials = contract_trials(WORKLOAD, ("unbiased",))
+    assert [trial.name for trial in trials if trial.case.unbiased] == ["unbiased"]
+    late = next(trial for trial in trials if trial.calls_before)
+    assert (late.case.family, late.case.unbiased) == ("unbiased", False)
+
+
 def test_elements_are_exchanged_in_the_last_trials() -> None:
     trials = contract_trials(WORKLOAD, ())
     assert all(trial.exchanged for trial in trials[-5:])
