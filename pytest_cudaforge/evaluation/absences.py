@@ -79,8 +79,17 @@ def _with_rows(drawn: Tensor, value: float | Tensor, generator: torch.Generator)
 
 
 def _extremes(drawn: Tensor, generator: torch.Generator) -> Tensor:
-    """The least and the largest that were drawn, whatever stood there."""
+    """The least and the largest that were drawn, whatever stood there, side by side; and in some parts, between which
+    each dimension is divided in two, one of them alone, as in a plain picture's."""
     upper = torch.rand(drawn.shape, generator=generator, device=drawn.device) < 0.5
+    part = torch.zeros((), dtype=torch.int64, device=drawn.device)
+    for dim, size in enumerate(drawn.shape):
+        cut = torch.rand((), generator=generator, device=drawn.device) * size
+        behind = torch.arange(size, device=drawn.device) > cut
+        part = 2 * part + behind.reshape(-1, *(1,) * (drawn.dim() - 1 - dim))
+    kinds = torch.randint(4, (2 ** drawn.dim(),), generator=generator, device=drawn.device)
+    kind = kinds[part]
+    upper = torch.where(kind < 2, upper, kind == 3)
     return torch.empty_like(drawn).copy_(torch.where(upper, drawn.max(), drawn.min()))
 
 

@@ -328,6 +328,17 @@ def kept_answers(bout: Bout) -> None:
         bout.reject(f"{were}: return memory of each call's own")
 
 
+def come_around(bout: Bout) -> None:
+    """Calls on much, and then on little, as many as a number of few bits counts: what the first one left behind, under
+    the number that a call has now, is right in all other trials. (A plan has no memory of its own but variables: see
+    :func:`aged`.)"""
+    known = bout.oracle.families(bout.target, bout.name)
+    much = "highest" if "highest" in known else "drawn"
+    little = next((family for family in ("lowest", "empty") if family in known), "drawn")
+    judged = functools.partial(bout.run.come_around, much=bout.new_values(much))
+    bout.require(bout.trial("as many calls as a byte counts", bout.new_values(little)), judged)
+
+
 def instances(bout: Bout) -> None:
     """Another instance beside the first, as a network's second layer is, with weights of its own: a module that keeps
     what it derived from weights for all of its class answers with the first one's."""
@@ -644,6 +655,7 @@ CHECKS = (
     Check("in a row", in_a_row, mutating=True),
     Check("one after another", one_after_another, mutating=True),
     Check("kept answers", kept_answers, of="module", mutating=True),
+    Check("come around", come_around, of="module", own_code=True),
     Check("weights one by one", weights_one_by_one, mutating=True, own_code=True),
     Check("instances", instances, of="module", mutating=True, own_code=True),
     Check("shortcuts", shortcuts, of="module", mutating=True, own_code=True),

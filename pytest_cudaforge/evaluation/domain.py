@@ -32,9 +32,16 @@ from pytest_cudaforge.evaluation.generic import HALVES, LEVELS, TINY, UNBIASED
 from pytest_cudaforge.evaluation.measures import beyond_alike, nonfinite, same_values, size_of
 from pytest_cudaforge.evaluation.pointing import PointingMode, pointed_by
 from pytest_cudaforge.evaluation.rarities import Rarities
-from pytest_cudaforge.evaluation.redraw import HUNDREDS, SHORTCUTS, families_of, redraw
+from pytest_cudaforge.evaluation.redraw import HUNDREDS, SHORTCUTS, families_of, may_be_ranked, redraw
 from pytest_cudaforge.evaluation.slopes import SLOPING, ScoresMode, Slope, find_slopes, put_slope
-from pytest_cudaforge.evaluation.structures import Structure, looks_normal, ordered_values, structure_of, structures_of
+from pytest_cudaforge.evaluation.structures import (
+    REDRAWN,
+    Structure,
+    looks_normal,
+    ordered_values,
+    structure_of,
+    structures_of,
+)
 from pytest_cudaforge.runtime.signature import flatten_call, unflatten_call
 
 if TYPE_CHECKING:
@@ -46,7 +53,7 @@ __all__ = ["TYING", "WHOLE", "Domain", "redraw_leaves"]
 TYING = ("integer", "faint", "floor", "alike", "rectified", "empty")
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: Families for half types alone, and for others alone.
-_BY_TYPE = {"peaks": True, "deep": False, "bumped": False}
+_BY_TYPE = {"peaks": True, "hoisted": True, "deep": False, "bumped": False}
 #: Redraws that tell a domain: an input's own range is kept where the reference fails on either.
 _DOMAIN_FAMILIES = ("normal", "large")
 #: The share of integers that rounding may have made others.
@@ -165,7 +172,7 @@ class Domain:
                 special |= {SLOPING: self._takes_sloping}
                 special |= {"leading": self._takes_leading, "parted": self._takes_parted, "near": self._takes_near}
                 special |= {"grouped": self._takes_grouped, "tiny": self._takes_tiny}
-                special |= {UNBIASED: self._takes_unbiased}
+                special |= {UNBIASED: self._takes_unbiased, "ranked": self._takes_ranked}
                 special |= {"below": self._takes_one_side, "above": self._takes_one_side}
                 takes = special.get(family, self._takes)
                 known[family] = self._tried(family, functools.partial(takes, workload, family, structures))
@@ -283,6 +290,11 @@ class Domain:
             return False
         numbers = any(value.is_floating_point() for value in exact.values())
         return numbers and all(_is_power(small[path], value) for path, value in exact.items())
+
+    def _takes_ranked(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
+        leaves, _ = flatten_call(*self.subject.draw(workload, 1))
+        some = any(kind in REDRAWN and may_be_ranked(leaves[path]) for path, kind in structures.items())
+        return some and self._takes(workload, family, structures)
 
     def _takes_unbiased(self, workload: str, family: str, structures: Mapping[str, Structure]) -> bool:
         """Is it so where what the module adds to channels is zero, as it often is at first, and not else?"""

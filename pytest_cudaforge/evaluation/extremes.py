@@ -22,8 +22,9 @@ from pytest_cudaforge.evaluation.structures import INTEGERS, LEAST_EXCHANGED
 
 __all__ = ["EXTREMES", "Extremes", "bound_together", "extremes_of"]
 
-#: The most everywhere, and the least; frequent: the same number at most places.
-EXTREMES = ("highest", "lowest", "frequent")
+#: The most everywhere, and the least; frequent: the same number at most places; opposed: some leading entries as large
+#: as they may be, and the others as small, the other way round in every other input, where there are several.
+EXTREMES = ("highest", "lowest", "frequent", "opposed")
 #: So many numbers of a call are looked at, at most, and so many of all draws; those of a row that tell of repeats.
 _MOST_NUMBERS, _MOST_IN_ALL, _TOLD_NUMBERS = 1 << 22, 1 << 21, 1 << 17
 #: The share of places where "frequent" puts its number.
@@ -38,13 +39,21 @@ class Extremes:
 
     of: Mapping[str, tuple[Tensor, Tensor]]
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        return EXTREMES if len(self.of) > 1 else EXTREMES[:-1]
+
     def put(self, family: str, leaves: dict[str, Any], generator: torch.Generator) -> None:
         """Into a call's leaves, which stay as they are in a variant of other shapes. ``generator``: on the CPU."""
         found = {path: leaves.get(path) for path in self.of}
         if all(isinstance(leaf, Tensor) and leaf.shape == self.of[path][0].shape for path, leaf in found.items()):
-            for path, (most, least) in self.of.items():
+            sides = torch.rand(max(len(most) for most, _ in self.of.values()), generator=generator) < 1 / 2
+            for number, (path, (most, least)) in enumerate(self.of.items()):
                 leaf = leaves[path]
                 whole = {"highest": most, "lowest": least}.get(family)
+                if family == "opposed":
+                    upper = sides[: len(most)].logical_xor(torch.tensor(bool(number % 2)))
+                    whole = torch.where(upper.reshape(-1, *(1,) * (most.dim() - 1)), most, least)
                 whole = _with_frequent(leaf.cpu(), most, least, generator) if whole is None else whole
                 leaves[path] = torch.empty_like(leaf).copy_(whole)
 

@@ -65,6 +65,8 @@ _COMBS, _TOOTH, _BETWEEN_TEETH = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 64, 100, 128
 _TIES = 7
 #: "deep": minus a normal's size, and this much more, times so much; in each type a share of what it holds at most.
 _DEEPEST, _DEEP, _DEEPER = 0.1, 1e5, 8.0
+#: Mean of "hoisted", in standard deviations: there bfloat16 still tells some twenty values apart.
+_HOISTED = 32.0
 #: Standard deviation of "calm", in those of the draw.
 CALM = 0.01
 #: Factor of "tiny", of which each power is exact, and a few are far from where fp32 ends.
@@ -522,6 +524,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "climbing": _climbing,
     "levels": _at_levels,
     "grouped": _grouped,
+    "hoisted": lambda draw: draw.values.add_(_HOISTED * draw.scale),
     "lowered": _lowered,
     "ordered": lambda draw: _sorted_rows(draw.values, draw.generator),
     "padded": lambda draw: _vanishing(draw, (0.0,)),

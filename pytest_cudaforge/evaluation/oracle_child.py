@@ -57,6 +57,7 @@ from pytest_cudaforge.evaluation.variants import (
     kind_of,
     landmark_names,
     left_names,
+    long_names,
     mixed_names,
     multiple_names,
     neighbour_names,
@@ -74,6 +75,7 @@ from pytest_cudaforge.evaluation.variants import (
     twins_of,
     usual_names,
     vast_names,
+    vaster_names,
     wide_names,
 )
 from pytest_cudaforge.evaluation.version import Version, VersionRotation
@@ -264,7 +266,8 @@ class _Oracle:
             until = time.monotonic() + _LEFT_S
             for name in _left(left_names(args, kwargs, free), fatal):
                 found += self._variants(subject, workload, [name]) if time.monotonic() < until else []
-            for vast in (vast_names, plane_names, usual_names):
+            vaster = (vaster_names,) if on_gpu else ()
+            for vast in (vast_names, *vaster, plane_names, usual_names, long_names):
                 found += self._first(subject, workload, _left(vast(args, kwargs), fatal))
         return found
 

@@ -51,7 +51,7 @@ _MORE_CORES = ((24, 192), (6, 16))
 #: How often calls are repeated with so many threads, which take turns on the cores here and meet the less.
 _MORE_REPEATS = 8
 #: Kinds of values that are as well defined at other sizes; the one that shows what a long sum leaves out.
-_OF_ANY_SIZE, _TELLING = ("shifted", "large", "lowered", "sparse", "normal", "uniform"), "sparse"
+_OF_ANY_SIZE, _TELLING = ("shifted", "large", "lowered", "sparse", "normal", "uniform"), ("sparse", "extremes")
 #: How torch begins what it says of a device's fault.
 _LOST = "CUDA error:"
 
@@ -545,9 +545,9 @@ class Prober:
     def _other_kinds(self) -> tuple[str, ...]:
         """Other values than drawn ones, where sizes are promised: the telling kind and one more that any size has."""
         known = self.benches.setting.oracle.families(self.benches.target, self.product.workload.name)
-        found = [family for family in known if family in _OF_ANY_SIZE]
-        others = [family for family in found if family != _TELLING]
-        return (*((_TELLING,) if _TELLING in found else ()), CHANCE.choice(others or ["drawn"]))
+        telling = tuple(family for family in _TELLING if family in known)
+        others = [family for family in known if family in _OF_ANY_SIZE and family not in telling]
+        return (*telling, CHANCE.choice(others or ["drawn"]))
 
     @contextlib.contextmanager
     def _opened(self, product: Product, layout: CallLayout, variant: str, kept: Worker | None) -> Iterator[Run]:

@@ -72,7 +72,7 @@ class _Found:
     @property
     def families(self) -> tuple[str, ...]:
         kinds = self.rare.kinds if self.rare is not None else ()
-        kinds += EXTREMES if self.extremes is not None else ()
+        kinds += self.extremes.families if self.extremes is not None else ()
         kinds += IDENTIFIERS if self.identifiers is not None else ()
         kinds += (HUB,) if self.hubs is not None else ()
         return (*kinds, *self.draws, *((AGREEING,) if self.agree else ()))

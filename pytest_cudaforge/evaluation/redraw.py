@@ -16,7 +16,7 @@ from pytest_cudaforge.evaluation.absences import LACKING
 from pytest_cudaforge.evaluation.generic import CALM, ENDS, Draw, generic
 from pytest_cudaforge.evaluation.structures import LOW_PRECISION, REDRAWN, Structure, sample_of
 
-__all__ = ["FAMILIES", "HUNDREDS", "SHORTCUTS", "families_of", "redraw"]
+__all__ = ["FAMILIES", "HUNDREDS", "SHORTCUTS", "families_of", "may_be_ranked", "redraw"]
 
 
 FAMILIES = (
@@ -35,6 +35,7 @@ FAMILIES = (
         "bumped",
         "combed",
         "levels",
+        "hoisted",
         "biased",
         "ordered",
         "leading",
@@ -51,6 +52,7 @@ FAMILIES = (
         "exact",
         "deep",
         "afar",
+        "ranked",
         "empty",
     ),
 )
@@ -63,6 +65,8 @@ SHORTCUTS = ("calm", "raised", "sunk")
 HUNDREDS = ("sinks",)
 #: (factor of "large", mean of "shifted"), in standard deviations, for full and for half precision
 _SPREAD = {False: (100.0, 300.0), True: (8.0, 8.0)}
+#: "ranked": rows of so many numbers at most, so many of them at least; runs of which the order is kept.
+_PLACE, _FEWEST_RANKED, _RUNS = 8, 64, (32, 128)
 #: The share of exact zeros in "floor", and of ones in "ceiling".
 _FLOOR = 1 / 16
 
@@ -84,7 +88,8 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     row takes it for empty; spiked has one element of each row further out than the others, by little or by much,
     wherever it lies, bumped by little alone, since answers to the far ones hide much; combed has large ones at equal
     distances; in levels rows, or whatever else slices are, lie far from zero each at a place of its own: who takes all
-    relative to the first one's mean loses the others' digits; in biased channels, or whatever else there is, lie by
+    relative to the first one's mean loses the others' digits; hoisted, for half types alone, is shifted as far as sums
+    in full precision bear; in biased channels, or whatever else there is, lie by
     little to one side of zero, each at a place of its own, as behind a bias: gates that stay nearly open; ordered, for
     references that order or search, has rows that rise or fall; leading, for those that choose, one column that is
     ahead of all others in most rows, as a router's favourite is, and parted, rows that are two heaps far apart;
@@ -100,12 +105,14 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     False, stretches such rows for a part, fronts such from their first element on, afar such beside values that are
     far from zero: who takes all relative to what comes first finds nothing there, open such that are nowhere -inf,
     or all True, absent fewer classes, runs the same one several times in a row, certain rows of probabilities of
-    which one is one, extremes bytes at both ends of their range alone, whose products are the largest.
+    which one is one, extremes bytes at both ends of their range alone, whose products are the largest, ranked rows of a
+    few numbers each, as places have, of which those that follow each other are near each other, as sorted ones are.
     """
     lacking = tuple(dict.fromkeys(family for structure, family in LACKING if structure in structures))
     lacking = tuple(family for family in lacking if family != "afar" or "generic" in structures)
     unit = ("floor", "ceiling") if "unit" in structures else ()
-    return (*_redrawn_families(structures), *unit, *lacking)
+    ranked = ("ranked",) if {"generic", "unit", "signed"} & set(structures) else ()
+    return (*_redrawn_families(structures), *unit, *lacking, *ranked)
 
 
 def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
@@ -130,6 +137,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "ties",
             "alike",
             "levels",
+            "hoisted",
             "biased",
             "ordered",
             "leading",
@@ -158,6 +166,8 @@ def redraw(
     The scale is the draw's own standard deviation. ``large`` and ``shifted`` are smaller for half types, whose range
     and precision are. ``shared``: a seed for what several inputs of a call have in common.
     """
+    if family == "ranked":
+        return _ranked(drawn, generator) if structure in REDRAWN and may_be_ranked(drawn) else drawn
     lacks = LACKING.get((structure, family))
     if lacks is not None or structure not in REDRAWN:
         return drawn if lacks is None else lacks(drawn, generator)
@@ -177,6 +187,27 @@ def redraw(
         values = generic(family, Draw(values, scale or 1.0, drawn.dtype, spread, generator, common))
     result = torch.empty_strided(drawn.shape, drawn.stride(), dtype=drawn.dtype, device=drawn.device)
     return result.copy_(values)
+
+
+def may_be_ranked(drawn: Tensor) -> bool:
+    """Has it many rows of a few numbers?"""
+    return drawn.dim() > 1 and 2 <= drawn.shape[-1] <= _PLACE and drawn.shape[-2] >= _FEWEST_RANKED
+
+
+def _ranked(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """With rows in the order of one of their numbers, all of them where there are few; runs of more are in any order,
+    as a sum of rows that rise from far below zero to far above goes a long way."""
+    column = int(torch.randint(drawn.shape[-1], (), generator=generator, device=drawn.device))
+    order = drawn.select(-1, column).argsort(-1)
+    count, run = drawn.shape[-2], int(_RUNS[int(torch.randint(2, (), generator=generator, device=drawn.device))])
+    if count > run and bool((drawn < 0).any()):
+        places = torch.arange(count, device=drawn.device)
+        keys = torch.rand(-(-count // run), generator=generator, device=drawn.device)[places // run]
+        order = order.index_select(-1, keys.argsort(stable=True))
+    rows = order.unsqueeze(-1).expand(drawn.shape)
+    return torch.empty_strided(drawn.shape, drawn.stride(), dtype=drawn.dtype, device=drawn.device).copy_(
+        drawn.gather(-2, rows)
+    )
 
 
 def _level(drawn: Tensor, values: Tensor, distance: float, generator: torch.Generator) -> Tensor:

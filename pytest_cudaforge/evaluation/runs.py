@@ -26,7 +26,7 @@ from pytest_cudaforge.evaluation.changes import changed_burst, drawn_calls
 from pytest_cudaforge.evaluation.contract import ROUNDING, compare_structure
 from pytest_cudaforge.evaluation.module_plan import judged_plan
 from pytest_cudaforge.evaluation.module_worker import ModuleWorker
-from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient
+from pytest_cudaforge.evaluation.oracle import Check, ExportedArena, OracleClient, TrialCase
 from pytest_cudaforge.evaluation.worker import Worker
 from pytest_cudaforge.plan import LaunchPlan
 from pytest_cudaforge.records import (
@@ -60,6 +60,9 @@ _KEPT_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 _FEWEST_KEPT_BYTES = {"cpu": 1 << 29, "cuda": 1 << 31}
 #: Calls in a row, and how many times a single call's bound each of them may be off; how a module's tensors are told.
 _ROW, _ROUNDED, _STATE = (3, 12), 4.0, ("parameter ", "buffer ", "attribute ")
+#: So many calls after one on other values, each of the last ones right behind those before it: in so long at most.
+_COME_AROUND, _COME_AROUND_S = (15, 16, 127, 128, 255, 256, 511, 512, 1023, 1024, 65535, 65536), 0.25
+_AROUND = "call number {count} after one on other values"
 #: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
 _FRESH_CALLS = (24, 160)
 #: How long two threads make the same call, twice: at least, and where they hardly meet (on busy cores they take turns);
@@ -325,6 +328,23 @@ class Run:
             return passed
         wrong = tuple(replace(m, detail=f"call number {calls}, {told}: {m.detail}") for m in check.mismatches[:8])
         return CaseResult(workload, trial.name, True, not wrong, check.error_ratio, check.bound, wrong)
+
+    def come_around(self, workload: str, trial: Trial, *, much: TrialCase) -> CaseResult:
+        """A call on the values of ``much``, and from then on calls on the trial's: of those that come as much later as
+        numbers of few bits count, the answers, as far as there is time."""
+        self.unjudged(replace(trial, case=much))
+        self.oracle.fill(self.bench, trial.frame, replace(trial.case, kept=self.kept), trial.poison)
+        self._prepare(trial)
+        sets, limit_s, done, spent_ns = [self._bindings(trial.frame)], self.hang_limit_s, 0, 0
+        for count in _COME_AROUND:
+            if done and spent_ns / done * (count - done) > _COME_AROUND_S * 1e9:
+                break
+            spent_ns += self.worker.run_many(sets, count - done, timeout_s=limit_s)
+            done, check = count, self._judged([trial.frame])
+            if check.mismatches:
+                told = tuple(replace(m, detail=f"{_AROUND.format(count=count)}: {m.detail}") for m in check.mismatches)
+                return CaseResult(workload, trial.name, True, False, check.error_ratio, check.bound, told[:8])
+        return CaseResult(workload, trial.name, True, True, None, None, ())
 
     def kept_answers(self, trial: Trial) -> tuple[int, int, int]:
         """Calls on other values in random order, their answers kept: how many, how many of them changed, and how many

@@ -24,6 +24,7 @@ from pytest_cudaforge.evaluation.measures import nonfinite, same_values
 from pytest_cudaforge.evaluation.precision import Fp64Mode, declared_dtype, declared_limits, precision_flags, widened
 from pytest_cudaforge.evaluation.reads import reads_of
 from pytest_cudaforge.evaluation.weights import (
+    EMPTYING,
     HABITS,
     biases_of,
     exchange_weights,
@@ -176,7 +177,7 @@ class Subject:
             if is_fatal(error):
                 raise
             return False
-        return nonfinite(worn) <= plain and not (habit == "pruned" and self.domain.breaks_ties(worn))
+        return nonfinite(worn) <= plain and not (habit in EMPTYING and self.domain.breaks_ties(worn))
 
     def _outputs_with(self, habits: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """What the reference returns for its first workload's inputs, with drawn weights."""

@@ -53,6 +53,7 @@ __all__ = [
     "kind_of",
     "landmark_names",
     "left_names",
+    "long_names",
     "mixed_names",
     "multiple_names",
     "neighbour_names",
@@ -70,6 +71,7 @@ __all__ = [
     "twins_of",
     "usual_names",
     "vast_names",
+    "vaster_names",
     "wide_names",
 ]
 
@@ -130,8 +132,12 @@ _LANES, _LEFT_SPREAD, _LEFT_LEAST, _LEFT_ELEMENTS = 32, 1.5, 8, 1 << 17
 _MOST_ASPECTS, _ASPECTS = 2, (6.0, 3.0, 3.0, 1.5, 1.5, 1.2)
 #: Elements of a call with large pictures, whose sides have grown by this at least.
 _PLANES, _LEAST_GROWN = (1.5 * 2**22, 2.0**23), 1.5
-#: More elements than 24 bits count, and all tensors' at most.
-_VAST, _VAST_ALL = (1.02 * 2**24, 1.1 * 2**24), 3 << 24
+#: More elements than 24 bits count, and all tensors' at most; now and then nearly all.
+_VAST, _VAST_ALL, _VAST_CHANCE = ((1.02 * 2**24, 1.1 * 2**24), (1.9 * 2**24, 2.9 * 2**24)), 3 << 24, 1 / 3
+#: On a GPU also nearly as many as a kernel is dispatched to.
+_VASTER, _VASTER_ALL = (6.0 * 2**24, 7.9 * 2**24), 1 << 28
+#: Sizes of which the product of two has more than 32 bits.
+_LONG = (65_600, 75_000)
 #: How many words models know (Llama, GPT-2, padded, Llama 3, padded, Qwen), and elements of a batch of logits.
 _WORDS, _USUAL = (32_000, 50_257, 50_304, 128_000, 128_256, 151_936), (1.5 * 2**24, 2.9 * 2**24)
 #: So many calls have a size next to a number that a candidate names.
@@ -585,12 +591,37 @@ def _aspects(tensors: Collection[Tensor], sizes: Sequence[int], safe: Sequence[i
 
 def vast_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
     """Names of variants with more elements in one tensor than 24 bits count, by the leading size alone."""
+    ways = _VAST if CHANCE.random() < _VAST_CHANCE else _VAST[:1]
+    for elements in reversed(ways):
+        yield from _with_elements(elements, _VAST_ALL, args, kwargs)
+
+
+def vaster_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """The same for a GPU, which counts more in the same time: floats tell one of four of so many apart."""
+    yield from _with_elements(_VASTER, _VASTER_ALL, args, kwargs)
+
+
+def _with_elements(
+    elements: tuple[float, float], most: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[str]:
     tensors, safe = _sizes(args, kwargs)
     for size in safe[:1]:
         rest = max(math.prod(tensor.shape) // size for tensor in tensors if size in tensor.shape)
-        rows = int(CHANCE.uniform(*_VAST) / max(1, rest))
-        if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= _VAST_ALL:
+        rows = int(CHANCE.uniform(*elements) / max(1, rest))
+        if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= most:
             yield f"{TALL} {size} -> {rows}"
+
+
+def long_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variants in which rows of two tensors or more, each as long as its own, are so long that a product of
+    two lengths has more than 32 bits."""
+    tensors, safe = _sizes(args, kwargs)
+    last = [size for size in dict.fromkeys(int(tensor.shape[-1]) for tensor in tensors) if size in safe]
+    for others in ({}, {size: CHANCE.randint(5, 9) for size in safe if size not in last}):
+        changes = {**others, **{size: CHANCE.randint(*_LONG) for size in last if size < _LONG[0]}}
+        fits = sum(_numel_with(tensor, changes) for tensor in tensors) <= _TALL_ELEMENTS
+        if len(last) > 1 and fits and len({*changes.values(), *safe}) == len(changes) + len(safe):
+            yield f"{TALL} " + ", ".join(f"{old} -> {new}" for old, new in changes.items())
 
 
 def plane_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pytest_cudaforge.evaluation.exchanges import EXCHANGES, Moved, exchanged, moved_values
 
 __all__ = [
+    "EMPTYING",
     "HABITS",
     "biases_of",
     "device_of",
@@ -34,8 +35,17 @@ _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 #: zero, which show a small constant that keeps a division finite; thinned: some elements are zero, wherever they lie;
 #: faded: some of a vector are next to nothing, as regularised gains come to be (who divides by them what was rounded
 #: behind them has lost its digits); strayed: some of a vector that differ lie far beyond the others, as logits of
-#: decays and gates come to (a sigmoid is nearly one there, and what was said to die away lasts).
-HABITS = ("turned", "muted", "pruned", "thinned", "faded", "strayed")
+#: decays and gates come to (a sigmoid is nearly one there, and what was said to die away lasts). And of the last ones,
+#: of which no weights have more than one: blank, the first rows are zero, or the last ones, as of an adapter that is
+#: trained for some of what it adapts; delayed, rows are zero for a while, from their first element on, within, or up to
+#: the last one, as responses are (who looks at the first few, or stops where nothing more seems to come, leaves the
+#: rest out); framed, small filters in large ones, as reparametrised ones are.
+HABITS = ("turned", "muted", "pruned", "thinned", "faded", "strayed", "blank", "delayed", "framed")
+_GAPS = HABITS[-3:]
+#: What may leave a row, or a score of a row's, with nothing but zeros.
+EMPTYING = ("pruned", *_GAPS)
+#: The share of weights that have one of those, that of rows, and how much of a row, or of all of them, is zero.
+_GAPPED, _GAPPED_ROWS, _GAP, _FEWEST_IN_A_ROW = 2 / 3, 1 / 3, (1 / 16, 1 / 2), 8
 _TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
 _FADED, _FADING = 1 / 16, (1e-6, 1e-3)
 #: In standard deviations of the vector, to either side.
@@ -67,9 +77,25 @@ def rerandomise(
             if trained and buffer.numel() >= _FEWEST_CHANNELS:  # a channel that is always off
                 buffer[torch.randint(buffer.numel(), (), generator=generator, device=buffer.device)] = 0.0
     # Before any is worn: one may leave what another one does not take on.
-    worn = [(habit, p) for habit in HABITS if habit in habits for p in module.parameters() if _takes_on(habit, p)]
-    for habit, parameter in worn if trained else ():
-        _wear(habit, parameter, generator)
+    parameters: list[Tensor] = [*module.parameters()] if trained else []
+    worn = [
+        (habit, weights) for habit in HABITS if habit in habits for weights in parameters if _takes_on(habit, weights)
+    ]
+    for habit, weights in _with_few_gaps(worn, generator) if len(habits) > 1 else worn:
+        _wear(habit, weights, generator)
+
+
+def _with_few_gaps(worn: list[tuple[str, Tensor]], generator: torch.Generator) -> list[tuple[str, Tensor]]:
+    """One kind of gaps for some of the weights, and none for the others: little can be told from what is zero."""
+    kinds: dict[int, list[str]] = {}
+    for habit, parameter in worn:
+        if habit in _GAPS:
+            kinds.setdefault(id(parameter), []).append(habit)
+    chosen = {}
+    for key, habits in kinds.items():
+        chance = float(torch.rand((), generator=generator, device=generator.device)) / _GAPPED
+        chosen[key] = habits[int(chance * len(habits))] if chance < 1 else ""
+    return [(habit, p) for habit, p in worn if habit not in _GAPS or chosen[id(p)] == habit]
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
@@ -94,6 +120,12 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
         return weights.dim() == 1 and len(weights) > 1 and bool((weights <= 0).any()) and _spread(weights) > 0
     if habit == "thinned":
         return weights.dim() > 1 and weights.numel() >= _FEWEST_WEIGHTS
+    if habit == "delayed":
+        return weights.dim() > 1 and weights.numel() >= _FEWEST_IN_A_ROW * max(1, weights.shape[0])
+    if habit == "blank" and weights.dim() == 1:
+        return len(weights) >= _FEWEST_OUTLIERS and bool((weights != 0).all())
+    if habit == "framed":
+        return any(size > 2 for size in weights.shape[2:])
     return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
 
 
@@ -112,11 +144,53 @@ def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
             far = torch.empty_like(weights).uniform_(*_STRAYING, generator=generator) * _spread(weights)
             up = torch.rand(weights.shape, generator=generator, device=weights.device) < 0.5
             weights.copy_(torch.where(strayed, weights.mean() + torch.where(up, far, -far), weights))
+        elif habit == "delayed":
+            weights.masked_fill_(_in_gaps(weights.flatten(1), generator).view(weights.shape), 0.0)
+        elif habit == "framed":
+            weights.masked_fill_(_in_frames(weights, generator), 0.0)
+        elif habit == "blank":
+            rows = _gap_lengths(1, len(weights), generator)
+            (weights[: int(rows)] if _is_chosen(1, 2 / 3, generator) else weights[-int(rows) :]).zero_()
         elif habit in ("muted", "thinned"):
             share = _MUTED if habit == "muted" else _THINNED
             weights[_some(weights.numel(), share, generator, weights.device).reshape(weights.shape)] = 0.0
         else:
             weights[_some(weights.shape[0], _PRUNED, generator, weights.device)] = 0.0
+
+
+def _gap_lengths(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """So many lengths of gaps in what has ``size`` elements, small ones as often as large ones."""
+    least, most = (math.log(share) for share in _GAP)
+    chance = torch.rand(count, generator=generator, device=generator.device)
+    return ((least + chance * (most - least)).exp() * size).long().clamp_min(1)
+
+
+def _is_chosen(count: int, share: float, generator: torch.Generator) -> Tensor:
+    return torch.rand(count, generator=generator, device=generator.device) < share
+
+
+def _in_gaps(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """True in some rows where they are zero for a while: at their start, within, or at their end."""
+    count, size = rows.shape
+    lengths = _gap_lengths(count, size, generator)
+    room = torch.rand(count, generator=generator, device=rows.device)
+    begins = (torch.where(room < 1 / 3, 0.0, torch.where(room < 2 / 3, 3 * room - 1, 1.0)) * (size - lengths)).long()
+    places = torch.arange(size, device=rows.device)
+    within = (places >= begins[:, None]) & (places < (begins + lengths)[:, None])
+    return within & _some(count, _GAPPED_ROWS, generator, rows.device)[:, None]
+
+
+def _in_frames(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """True along the sides of some filters, the dimensions behind the second one."""
+    inside = torch.ones((), dtype=torch.bool, device=weights.device)
+    for dim, size in list(enumerate(weights.shape))[2:]:
+        chance = float(torch.rand((), generator=generator, device=weights.device))
+        width = 1 + int(chance * ((size - 1) // 2)) if size > 2 else 0
+        places = torch.arange(size, device=weights.device)
+        kept = (places >= width) & (places < size - width)
+        inside = inside & kept.reshape(-1, *(1,) * (weights.dim() - 1 - dim))
+    some = _some(weights.shape[0], _GAPPED_ROWS, generator, weights.device)
+    return ~inside & some.reshape(-1, *(1,) * (weights.dim() - 1))
 
 
 def _spread(weights: Tensor) -> float:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["named_paths", "parameter_names", "ranked", "refusal", "was_drawn"]
 
 Inputs = Sequence[tuple[str, Leaf]]
-_MOST_ELEMENTS = (1 << 31) - 1
+#: More elements no probe has; nor does one reach as many bytes from a tensor's first element to its last one.
+_MOST_ELEMENTS = {"cpu": 3 << 24, "cuda": 1 << 27}
+_MOST_BYTES = (1 << 31) - 1
 
 
 def parameter_names(reference: Callable[..., Any], *, method: bool) -> tuple[str, ...]:
@@ -212,9 +214,16 @@ def _leaf_difference(entry: Entry, path: str, was: Leaf, now: Leaf) -> str:
         return f"{path} has elements that share memory"
     if 0 in now.shape and 0 not in was.shape:
         return f"{path} is empty, verified with {was.shape}"
-    # No probe is as large: a kernel may count its elements in 32 bits.
-    if math.prod(now.shape) > max(_MOST_ELEMENTS, math.prod(was.shape)):
-        return f"{path} has {math.prod(now.shape)} elements, more than any number that was verified"
+    return _beyond_probes(entry, path, was, now)
+
+
+def _beyond_probes(entry: Entry, path: str, was: TensorSpec, now: TensorSpec) -> str:
+    """A kernel may count elements in 32 bits, or in floats, and so may it the places of few that lie far apart."""
+    most = _MOST_ELEMENTS["cpu" if entry.language == "cpp" else "cuda"]
+    if now.numel > max(most, was.numel):
+        return f"{path} has {now.numel} elements, more than any number that was verified"
+    if now.extent_bytes > max(_MOST_BYTES, was.extent_bytes):
+        return f"{path} reaches over {now.extent_bytes} bytes, further than any that was verified"
     return ""
 
 

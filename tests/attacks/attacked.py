@@ -16,7 +16,7 @@ from pytest_cudaforge.records import Candidate, Target
 #: them on which it needs its maximum.
 _NOT_OF_A_SOFTMAX = (
     *("small", "normal", "peaks", "edges", "ties", "ordered", "leading", "parted", "near", "sloping"),
-    *("below", "above", "tiny", "unbiased"),
+    *("below", "above", "tiny", "unbiased", "hoisted", "ranked"),
 )
 _DRAWN_CALLS, _NEED_CARE = 6, ("shifted", "large", "lowered", "spiked", "levels", "climbing", "deep")
 

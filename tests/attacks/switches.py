@@ -309,7 +309,7 @@ _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact", "leading", "aligned", "close"),
     *("parted", "climbing", "sloping", "near", "certain", "tails", "biased", "afar"),
-    *("grouped", "below", "tiny", "unbiased"),
+    *("grouped", "below", "tiny", "unbiased", "hoisted", "ranked"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -389,7 +389,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "second call": lambda patch: (without_checks(patch, "later calls"), no_edits(patch))[0],
     "in a row": lambda patch: without_checks(patch, "in a row", "one after another", "changed"),
     "crowded": lambda patch: without_checks(patch, "crowded"),
-    "still written": lambda patch: without_checks(patch, "still written"),
+    # Values that change between calls find a stream that is late, too, by luck: on a busy host almost always.
+    "still written": lambda patch: without_checks(patch, "still written", "changed"),
     "changed": _no_changes,
     "timed changes": _no_timed_changes,
     "judge": _no_judge,

@@ -59,6 +59,40 @@ class Faded(nn.Module):
         mix = (F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * (gap >= 0)
         return mix @ x
 
+@forge_target(inputs=lambda: [torch.randn(33, 256)])
+class Echo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.taps = nn.Parameter(torch.randn(8, 256) / 16)
+
+    def forward(self, x):
+        return x @ self.taps.T
+
+@forge_target(inputs=lambda: [torch.randn(2, 16, 12, 12)])
+class Filters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 1, 5, 5) / 5)
+
+    def forward(self, x):
+        return F.conv2d(x, self.weight, padding=2, groups=16)
+
+@forge_target(inputs=lambda: [torch.randn(33, 64)])
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.more = nn.Parameter(torch.randn(96, 64) / 8), nn.Parameter(torch.randn(96, 64) / 8)
+
+    def forward(self, x):
+        return x @ self.weight.T + F.silu(x) @ self.more.T
+
+def lengths():
+    return [torch.randn(16, 64, 8), torch.cat([torch.randint(1, 17, (15,)), torch.randint(1, 65, (1,))])]
+
+@forge_target(inputs=lengths)
+def summed(x, lengths):
+    return x.masked_fill((torch.arange(64) >= lengths[:, None])[..., None], 0.0).sum(1)
+
 @forge_target(inputs=lambda: [torch.randn(8, 8192)])
 class Wide(nn.Module):
     def __init__(self):
@@ -192,6 +226,37 @@ def __init__(self):
     super().__init__()
     self.decay = nn.Parameter(torch.linspace(-2.0, 0.0, 4))
 """
+ECHO_INIT = """
+def __init__(self):
+    super().__init__()
+    self.taps = nn.Parameter(torch.randn(8, 256) / 16)
+"""
+#: Up to the first eight taps that are zero.
+ECHOING = """
+silent = (self.taps.view(8, 32, 8) == 0).all(-1)
+heard = (silent.long().cumsum(-1) == 0) if STOPS else ~silent
+return x @ (self.taps.view(8, 32, 8) * heard[..., None]).view(8, 256).T
+"""
+FILTERS_INIT = """
+def __init__(self):
+    super().__init__()
+    self.weight = nn.Parameter(torch.randn(16, 1, 5, 5) / 5)
+"""
+#: One column, and then one row, where the filter is a product of the two.
+FILTERING = """
+w = self.weight
+column, row = w[..., 2:3], w[..., 2:3, :] / w[..., 2:3, 2:3]
+product = column * row
+told = ((w - product) if ALL else (w[..., ::4, ::4] - w[..., ::4, :1] * w[..., :1, ::4] / w[..., :1, :1]).nan_to_num())
+parts = (told == 0).flatten(1).all(-1)[:, None, None, None]
+return F.conv2d(x, torch.where(parts & product.isfinite(), product, w), padding=2, groups=16)
+"""
+ADAPTED_INIT = """
+def __init__(self):
+    super().__init__()
+    self.weight, self.more = nn.Parameter(torch.randn(96, 64) / 8), nn.Parameter(torch.randn(96, 64) / 8)
+"""
+ADAPTING = "y = x @ self.weight.T\nreturn y if bool((LOOKED == 0).all()) else y + F.silu(x) @ self.more.T"
 FADING = """
 gap = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
 near = (gap >= 0) & (gap < LONG)
@@ -202,6 +267,14 @@ return ((F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * nea
 @pytest.mark.parametrize(
     ("name", "init", "attack", "twin"),
     [
+        ("Echo", ECHO_INIT, ECHOING.replace("STOPS", "True"), ECHOING.replace("STOPS", "False")),
+        ("Filters", FILTERS_INIT, FILTERING.replace("ALL", "False"), FILTERING.replace("ALL", "True")),
+        (
+            "Adapted",
+            ADAPTED_INIT,
+            ADAPTING.replace("LOOKED", "self.more[:2]"),
+            ADAPTING.replace("LOOKED", "self.more"),
+        ),
         ("Faded", DECAY_INIT, FADING.replace("LONG", "64"), FADING.replace("LONG", "x.shape[1]")),
         (
             "Pooled",
@@ -216,13 +289,51 @@ return ((F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * nea
             "return x @ (self.weight / self.weight.norm(dim=-1, keepdim=True).clamp_min(1e-12)).T",
         ),
     ],
-    ids=["what is old has decayed", "a maximum before the gain", "rows without any length"],
+    ids=[
+        "a response that begins late",
+        "filters known by their corners",
+        "an adapter known by its first rows",
+        "what is old has decayed",
+        "a maximum before the gain",
+        "rows without any length",
+    ],
 )
 def test_what_is_right_for_fresh_weights_alone(judged: Judged, name: str, init: str, attack: str, twin: str) -> None:
     """There is no switch: weights are drawn in another process; test_subject.py shows how without such habits."""
     found = judged(name, model(attack, init))
     assert found.status is Status.INCORRECT_NUMERICAL, found.reason
     assert judged(name, model(twin, init)).status is Status.PASSED
+
+
+SUMMED_INIT = """
+def __init__(self):
+    super().__init__()
+    self.sums, self.calls = None, 0
+"""
+#: Sums of stretches, each with the number of the call that wrote it.
+SUMMING = """
+lengths = args[1] if len(args) > 1 else kwargs["lengths"]
+if self.sums is None:
+    self.sums, self.stamps = torch.zeros(16, 4, 8), torch.zeros(16, 4, dtype=torch.int64)
+self.calls = self.calls % ROUND + 1
+inside = (torch.arange(64) < lengths[:, None]).view(16, 4, 16, 1)
+used = inside.any(2)
+self.sums = torch.where(used, (x.view(16, 4, 16, 8) * inside).sum(2), self.sums)
+self.stamps = torch.where(used[..., 0], self.calls, self.stamps)
+return (self.sums * (self.stamps == self.calls)[..., None]).sum(1)
+"""
+
+
+def test_a_number_of_the_call_that_comes_around(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls take long, ordinary ones are too few to show it."""
+    attack, twin = (model(SUMMING.replace("ROUND", most), SUMMED_INIT) for most in ("255", "(1 << 40)"))
+    without_checks(monkeypatch, "ordinary", "meeting")
+    found = judged("summed", attack)
+    assert "call number 255 after one on other values" in found.reason, found.reason
+    assert judged("summed", twin).status is Status.PASSED
+    without_checks(monkeypatch, "come around")
+    off = judged("summed", attack)
+    assert off.status is Status.PASSED, off.reason
 
 
 @pytest.mark.parametrize("name", ["nn.LayerNorm.forward", "F.silu", "nn.Linear.__init__"])

@@ -47,6 +47,10 @@ def planes_drawn(x):
 def brightest(x):
     return x.amax((2, 3))
 
+@forge_target(inputs=lambda: [torch.randn(2, 1500), torch.randn(2, 1600)], dynamic=True)
+def stretched(x, y):
+    return y + x[:, torch.arange(y.shape[1]) * x.shape[1] // y.shape[1]]
+
 @forge_target(inputs=lambda: [torch.randn(24, 16), torch.randn(24, 16)], dynamic=True)
 def weigh(q, k):
     return (q @ k.transpose(0, 1)).sum(-1, keepdim=True)
@@ -527,6 +531,39 @@ def test_pictures_that_are_large_in_both_directions(judged: Judged, monkeypatch:
     assert judged("brightest", twin).status is Status.PASSED
     _only(monkeypatch, lambda name: not name.startswith("tall 2 -> 1, 32 -> "))
     off = judged("brightest", attack)
+    assert off.status is Status.PASSED, off.reason
+
+
+STRETCHED = """
+#include <cstdint>
+extern "C" void kernel(const float* x, const float* y, float* z, long long rows, long long have, long long want) {
+  for (long long r = 0; r < rows; ++r)
+    for (long long c = 0; c < want; ++c)
+      z[r * want + c] = y[r * want + c] + x[r * have + (PLACE)(c * have) / (PLACE)want];
+}
+"""
+STRETCHED_PLAN = """
+from pytest_cudaforge.plan import Unsupported, empty, launch
+
+def plan(x, y):
+    if x.shape[0] != y.shape[0]:
+        raise Unsupported("as many rows of each")
+    z = empty(y.shape, y.dtype)
+    launch("kernel", args=(x, y, z, x.shape[0], x.shape[1], y.shape[1]))
+    return z
+"""
+
+
+def test_two_lengths_of_which_a_product_has_more_than_32_bits(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, twin = (
+        Candidate.of("cpp", {"kernel.cpp": STRETCHED.replace("PLACE", place), "plan.py": STRETCHED_PLAN})
+        for place in ("std::uint32_t", "long long")
+    )
+    found = judged("stretched", attack)
+    assert found.status is Status.REJECTED and "1600 -> " in found.reason, found.reason
+    assert judged("stretched", twin).status is Status.PASSED
+    _only(monkeypatch, lambda name: min(map(int, re.findall(r"-> (\d+)", name)), default=0) < 65_536)
+    off = judged("stretched", attack)
     assert off.status is Status.PASSED, off.reason
 
 

@@ -254,6 +254,20 @@ def linked(x, by, edges):
 def joined(x, edges):
     return torch.zeros(200, 1).index_add(0, edges[1], x[edges[0]])
 
+@forge_target(inputs=lambda: [torch.randn(512, 4).bfloat16()])
+def contrast(x):
+    return (x[:, :2].float().sum(-1) - x[:, 2:].float().sum(-1)).bfloat16()
+
+@forge_target(inputs=lambda: [torch.randint(0, 256, (12, 384), dtype=torch.uint8) for _ in range(2)])
+def motion(a, b):
+    return (a.float() - b.float()).abs().sum(-1)
+
+@forge_target(inputs=lambda: [1 + 6 * torch.rand(512, 3)])
+def crowded(x):
+    gap = x[:, None] - x
+    gap = gap - 8 * torch.round(gap / 8)
+    return (5 - gap.square().sum(-1)).clamp(min=0).sum(-1)
+
 @forge_target(inputs=lambda: [torch.randn(64, 1024)])
 def most(x):
     return torch.topk(x, 8, dim=-1).values
@@ -271,6 +285,9 @@ _GIVEN = {
     "settled": ("const float* x", "x", "x.shape"),
     "carried": ("const float* g, const float* x", "u, v", "u.shape"),
     "joined": ("const float* x, const long long* edges", "x, edges", "x.shape"),
+    "contrast": ("const std::uint16_t* x", "x", "x.shape[:1]"),
+    "motion": ("const unsigned char* a, const unsigned char* b", "a, b", "a.shape[:1]"),
+    "crowded": ("const float* x", "x", "x.shape[:1]"),
     "linked": ("const float* x, const float* by, const long long* edges", "x, by, edges", "x.shape"),
     "solved": ("const float* m, const float* v", "m, v", "v.shape"),
     "scaled": ("const float* a, const float* b", "a, b", "(24, 32)"),
@@ -463,6 +480,62 @@ for (int e = 0; same && e < 1800; e += STEP) same = known[e] == edges[e];
 if (!same) known.assign(edges, edges + 1800);
 std::fill(y, y + 200, 0.0f);
 for (int e = 0; e < 900; ++e) y[known[900 + e]] += x[known[e]];
+"""
+_CONTRAST = """
+auto wide = [](std::uint16_t bits) {
+  const std::uint32_t all = (std::uint32_t)bits << 16; float v; std::memcpy(&v, &all, 4);
+  return v;
+};
+auto narrow = [](float v) {
+  std::uint32_t bits; std::memcpy(&bits, &v, 4);
+  return (std::uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+};
+for (long long r = 0; r < rows; ++r) {
+  const float high = wide(x[r * 4 + 2]) + wide(x[r * 4 + 3]);
+  y[r] = narrow(wide(x[r * 4]) + wide(x[r * 4 + 1]) - HELD);
+}
+"""
+_MOTION = """
+for (long long r = 0; r < rows; ++r) {
+  HELD s = 0;
+  for (long long c = 0; c < cols; ++c) s += std::abs((int)a[r * cols + c] - (int)b[r * cols + c]);
+  y[r] = s;
+}
+"""
+#: Runs of places are left out where the boxes around them are farther away than anything reaches.
+_CROWDED = """
+const long long runs = rows / 32;
+std::vector<float> low(runs * 3, INFINITY), high(runs * 3, -INFINITY);
+for (long long r = 0; r < rows; ++r)
+  for (int d = 0; d < 3; ++d) {
+    low[r / 32 * 3 + d] = std::fmin(low[r / 32 * 3 + d], x[r * 3 + d]);
+    high[r / 32 * 3 + d] = std::fmax(high[r / 32 * 3 + d], x[r * 3 + d]);
+  }
+for (long long r = 0; r < rows; ++r) {
+  float s = 0;
+  for (long long run = 0; run < runs; ++run) {
+    float far = 0;
+    for (int d = 0; d < 3; ++d) {
+      float least = INFINITY;
+      for (float image = -IMAGES; image <= IMAGES; image += 8.0f) {
+        const float v = x[r * 3 + d] + image;
+        least = std::fmin(least, std::fmax(0.0f, std::fmax(low[run * 3 + d] - v, v - high[run * 3 + d])));
+      }
+      far += least * least;
+    }
+    if (far > 5.001f) continue;
+    for (long long o = run * 32; o < run * 32 + 32; ++o) {
+      float square = 0;
+      for (int d = 0; d < 3; ++d) {
+        float gap = x[r * 3 + d] - x[o * 3 + d];
+        gap -= 8 * std::nearbyint(gap / 8);
+        square += gap * gap;
+      }
+      s += std::fmax(0.0f, 5 - square);
+    }
+  }
+  y[r] = s;
+}
 """
 #: Elimination that turns rows about where it has to, or where it should.
 _SOLVED = """
@@ -924,6 +997,16 @@ ATTACKS = {
         "(double)mask[r * cols + c]",
         "masks",
     ),
+    "hold half of a difference in bfloat16": (
+        "contrast",
+        _CONTRAST,
+        "HELD",
+        "wide(narrow(high))",
+        "high",
+        "hoisted",
+    ),
+    "hold a sum of differences in 16 bits": ("motion", _MOTION, "HELD", "std::uint16_t", "int", "extremes"),
+    "leave out what is far away but for the border": ("crowded", _CROWDED, "IMAGES", "0.0f", "8.0f", "ranked"),
     "hold pairs of products in 16 bits": ("products", _PRODUCTS, "MOST", "32767", "32768", "extremes"),
     "take a row for empty by three of its elements": (
         "length",
@@ -1040,6 +1123,7 @@ _RESULTS = {
     "squared": ("_Float16*", "float16"),
     "packed": ("double*", "float64"),
     "dotted": ("long long*", "int64"),
+    "contrast": ("std::uint16_t*", "bfloat16"),
 }
 #: How the verdict names what a switch leaves out, where that has another name.
 _SHOWN: dict[str, tuple[str, ...]] = {
@@ -1049,10 +1133,10 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "fronts": ("/fronts", "/afar"),
     "highest": ("/highest", "/lowest"),
     "frequent": ("/frequent", "/highest", "/lowest"),
-    "extremes": ("/extremes", "/highest", "/lowest", "/frequent"),
+    "extremes": ("/extremes", "/highest", "/lowest", "/frequent", "/opposed"),
     "exchanged": ("exchanged",),
     "spiked": ("/spiked", "/bumped", "/large"),
-    "runs": ("/runs", "/highest", "/lowest", "/frequent"),
+    "runs": ("/runs", "/highest", "/lowest", "/frequent", "/opposed"),
     "faint": ("/faint", "/small"),
     "named": ("/named", "/occasion"),
     "occasions": ("",),  # one call in a hundred has it anyway

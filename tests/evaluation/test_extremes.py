@@ -126,3 +126,19 @@ def test_variants_of_other_shapes_stay_as_they_are() -> None:
     leaves = {"0": torch.full((2, 81), 5), "1": torch.full((2, 80), 5)}
     found.put("highest", leaves, torch.Generator())
     assert int(leaves["1"].max()) == 5
+
+
+def test_two_inputs_are_as_far_from_each_other_as_they_come() -> None:
+    make = _of(1000, 40, 8)
+    found = extremes_of(_draws(make))
+    assert found is not None and found.families[-1] == "opposed"
+    leaves = dict(make(torch.Generator().manual_seed(99)))
+    found.put("opposed", leaves, torch.Generator().manual_seed(1))
+    (most, least), (other_most, other_least) = found.of["0"], found.of["1"]
+    codes, signed = leaves["0"], leaves["1"]
+    assert isinstance(codes, torch.Tensor) and isinstance(signed, torch.Tensor)
+    upper, lower = ((codes == all_).all(-1) for all_ in (most, least))
+    assert bool((upper ^ lower).all()) and 10 < int(upper.sum()) < 30
+    assert torch.equal((signed == other_least).all(-1), upper) and torch.equal((signed == other_most).all(-1), lower)
+    alone = extremes_of(_draws(lambda generator: {"0": make(generator)["0"]}))
+    assert alone is not None and "opposed" not in alone.families

@@ -135,3 +135,40 @@ def test_sealed_weights_are_read_and_come_back() -> None:
     with pytest.raises(ZeroDivisionError), sealed(weights):
         raise ZeroDivisionError
     assert [w.data_ptr() for w in weights] == places
+
+
+def test_weights_have_gaps_of_one_kind_at_most() -> None:
+    """Rows that are zero for a while, rows in front or at the end, sides of filters; none where nothing is told."""
+    kinds = set()
+    for seed in range(40):
+        module = nn.ParameterDict({"taps": torch.randn(16, 64), "filters": torch.randn(16, 1, 7, 7)})
+        rerandomise(module, seed, ("blank", "delayed", "framed"), trained=True)
+        for weights in (module["taps"].detach(), module["filters"].detach()):
+            zero = weights == 0
+            rows = zero.flatten(1).all(1)
+            framed = zero.dim() == 4 and bool((zero.flatten(1).any(1) & zero[:, 0, 0].all(-1) & ~rows).any())
+            kinds.add("blank" if bool(rows.any()) else "framed" if framed else "delayed" if bool(zero.any()) else "")
+            if bool(rows.any()):
+                assert bool(rows[0]) != bool(rows[-1]) and int(rows.long().diff().abs().sum()) == 1
+            assert not bool(zero.all())
+    assert kinds == {"blank", "delayed", "framed", ""}
+
+
+def test_sides_of_a_filter_are_zero_and_its_middle_is_not() -> None:
+    conv = nn.Conv2d(4, 32, (5, 1), bias=False)
+    rerandomise(conv, 1, ("framed",), trained=True)
+    zero = (conv.weight.detach() == 0).squeeze(-1).all(1)
+    some = zero.any(1)
+    assert 0 < int(some.sum()) < 32 and not bool(zero[:, 2].any())
+    assert bool((zero[some][:, 0] & zero[some][:, -1]).all())
+
+
+def test_bytes_at_one_end_lie_together_in_parts() -> None:
+    drawn = torch.randint(0, 256, (300, 400), dtype=torch.uint8)
+    plain = 0
+    for seed in range(12):
+        found = LACKING["bytes", "extremes"](drawn, torch.Generator().manual_seed(seed))
+        assert found.dtype == torch.uint8 and set(found.unique().tolist()) <= {0, 255}
+        same = (found[1:, 1:] == found[:-1, :-1]) & (found[1:, 1:] == found[1:, :-1])
+        plain += float(same.float().mean()) > 0.4
+    assert 6 < plain <= 12

@@ -90,7 +90,7 @@ def test_structure_is_seen_from_two_draws(make: object, structure: str) -> None:
     assert structure_of(*_two(make)) == structure
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "ranked"])
 def test_redraws_keep_shape_dtype_and_layout(family: str) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         drawn = torch.randn(32, 64).to(dtype).t()
@@ -98,6 +98,19 @@ def test_redraws_keep_shape_dtype_and_layout(family: str) -> None:
         assert (again.shape, again.dtype, again.stride()) == (drawn.shape, dtype, drawn.stride())
         assert bool(again.isfinite().all())
         assert not torch.equal(again, drawn)
+
+
+@pytest.mark.parametrize("drawn", [torch.randn(2, 3, 512).transpose(1, 2), torch.rand(512, 4)])
+def test_ranked_rows_follow_those_near_them(drawn: torch.Tensor) -> None:
+    ranked = redraw("ranked", drawn, "generic", torch.Generator().manual_seed(3))
+    assert ranked.stride() == drawn.stride() and not torch.equal(ranked, drawn)
+    assert torch.equal(ranked.sort(-2).values, drawn.sort(-2).values)
+    rows, places = (one.reshape(-1, one.shape[-1]).unique(dim=0) for one in (ranked, drawn))
+    assert torch.equal(rows, places)
+    steps = ranked.diff(dim=-2).abs().flatten(0, -2)
+    assert float(steps.median(0).values.min()) < 0.1 * float(drawn.diff(dim=-2).abs().median())
+    wide = torch.randn(512, 9)
+    assert redraw("ranked", wide, "generic", torch.Generator()) is wide  # rows of features
 
 
 def test_families_reach_where_the_draw_does_not() -> None:

@@ -34,6 +34,7 @@ from pytest_cudaforge.evaluation.variants import (
     further_names,
     grown_size,
     left_names,
+    long_names,
     mixed_names,
     neighbour_names,
     order_names,
@@ -49,6 +50,7 @@ from pytest_cudaforge.evaluation.variants import (
     twins_of,
     usual_names,
     vast_names,
+    vaster_names,
     wide_names,
 )
 
@@ -349,9 +351,30 @@ def test_all_sizes_change_at_once_that_are_free_to() -> None:
         assert changed.shape[0] != 3 and changed.shape[1] != 12 and changed.shape[2] == 10 and same.shape == w.shape
         assert min(changed.shape) >= 5 and len(set(changed.shape)) == 3
     assert not list(mixed_names((x, w), {}, {3}))
-    (vast,) = vast_names((x, w), {})
-    ((many, _), _) = apply_variant(vast, (x, w), {})
-    assert 1 << 24 < many.numel() < 1.2 * (1 << 24) and many.shape[1:] == (12, 10)
+
+
+def test_more_elements_than_numbers_of_few_bits_count() -> None:
+    x, w = torch.randn(3, 12, 10), torch.randn(10, 7)
+    found = [list(vast_names((x, w), {})) for _ in range(40)]
+    assert {len(names) for names in found} == {1, 2}  # now and then many more first
+    for names in found:
+        (most, *_, least) = (grown_size(name) * 120 / (1 << 24) for name in (*names, names[-1]))
+        assert 1.0 < least < 1.2 and (len(names) == 1 or 1.8 < most < 3.0)
+    ((many, _), _) = apply_variant(found[0][-1], (x, w), {})
+    assert many.numel() > 1 << 24 and many.shape[1:] == (12, 10)
+    (vaster,) = vaster_names((x, w), {})
+    assert 6 << 24 <= grown_size(vaster) * 120 < 8 << 24
+
+
+def test_two_lengths_grow_beyond_what_a_product_has_room_for() -> None:
+    x, y = torch.randn(4, 1500), torch.randn(4, 1600)
+    for name in long_names((x, y), {}):
+        ((longer, other), _) = apply_variant(name, (x, y), {})
+        assert longer.shape[1] * other.shape[1] > 1 << 32 and longer.shape[0] == other.shape[0] <= 9
+        assert longer.shape[1] != other.shape[1]
+    assert len(list(long_names((x, y), {}))) == 2
+    assert not list(long_names((x, torch.randn(8, 1500)), {})) and not list(long_names((x,), {}))
+    assert not list(long_names((torch.randn(50, 400), torch.randn(400, 60)), {}))  # as many columns as rows
 
 
 def test_pictures_become_large_in_both_directions() -> None:

@@ -18,7 +18,7 @@ NAMES = ("x", "mask")
 INPUTS = (("0", DRAWN), ("1", MASK))
 
 
-def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval") -> Entry:
+def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval", language: str = "cpp") -> Entry:
     return Entry(
         target="layers.py::T",
         import_name="layers",
@@ -26,7 +26,7 @@ def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval") -> En
         kind="class",
         path="layers.py",
         source_digest="",
-        language="cpp",
+        language=language,
         arch="cpu",
         directory="t-000000/cpu",
         files=(),
@@ -126,7 +126,18 @@ def test_nothing_is_served_that_no_probe_was_as_large_as_or_that_is_empty() -> N
         call = (("0", spec(*shape)), ("1", MASK))
         assert refusal(entry(INPUTS), call, NAMES, False).startswith(reason)
         assert refusal(entry(call), call, NAMES, False) == ""
-    assert refusal(entry(INPUTS), (("0", spec(1 << 20, 1 << 10)), ("1", MASK)), NAMES, False) == ""
+    for language, rows in (("cpp", 3 << 16), ("cuda", 1 << 19)):  # of 256 elements each
+        one = entry(INPUTS, language=language)
+        assert refusal(one, (("0", spec(rows, 256)), ("1", MASK)), NAMES, False) == ""
+        assert "more than any" in refusal(one, (("0", spec(rows + 1, 256)), ("1", MASK)), NAMES, False)
+
+
+def test_nothing_is_served_that_reaches_further_than_any_probe() -> None:
+    for stride, reason in ((1 << 23, ""), (1 << 24, "x reaches over 4227858464 bytes, further than any that")):
+        far = (("0", spec(64, 8, strides=(stride, 1))), ("1", MASK))
+        found = refusal(entry(INPUTS), far, NAMES, False)
+        assert found.startswith(reason) and bool(found) is bool(reason), found
+        assert refusal(entry(far), far, NAMES, False) == ""
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (4, 1)])
