@@ -20,6 +20,11 @@ from torch import nn
 from pytest_cudaforge import forge_target
 
 
+@forge_target(inputs=lambda: [torch.randint(-127, 128, (2048, 512), dtype=torch.int8), torch.rand(2048)], dynamic=True)
+def scaled_rows(x, by):
+    return x.float() * by[:, None]
+
+
 @forge_target(inputs=lambda: [torch.randn(96, 256)])
 def waves(x):
     return torch.sin(x) * torch.exp(-x * x)

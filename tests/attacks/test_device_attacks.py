@@ -6,6 +6,7 @@ Verdicts without a clock are reached several at once, in groups: all with every 
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -282,6 +283,46 @@ def test_more_rows_than_a_grid_has_blocks_are_left_to_the_reference(plans: _Verd
     assert evaluation.verification is not None and evaluation.status is Status.PASSED, evaluation.reason
     guard = evaluation.verification.guard
     assert bool(guard.drawn_shapes_only or guard.fixed_sizes) is not kept
+
+
+_SCALED_PLAN = """
+from pytest_cudaforge.plan import Unsupported, empty, launch
+
+
+def plan(x, by):
+    if not x.is_contiguous() or not by.is_contiguous():
+        raise Unsupported("dense rows")
+    y = empty(x.shape, by.dtype)
+    count = x.shape[0] * x.shape[1]
+    launch("scale", grid=(min((count + 255) // 256, 4096),), block=(256,), args=(x, by, y, count, x.shape[1]))
+    return y
+"""
+_SCALED = """
+__global__ void scale(const signed char* x, const float* by, float* y, long long count, int cols) {
+  for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) y[i] = x[i] * by[PLACE];
+}
+"""
+
+
+def test_as_many_elements_as_a_kernel_is_dispatched_to(plans: _Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tells all places apart up to 2^24 elements, and a little further, need not at 2^27."""
+    attack, twin = (
+        Candidate.of("cuda", {"kernel.cu": _SCALED.replace("PLACE", place), "plan.py": _SCALED_PLAN})
+        for place in ("i < 40000000 ? i / cols : (i - 4096) / cols", "i / cols")
+    )
+    found = plans.evaluate(attack, "scaled_rows")
+    assert found.status is Status.REJECTED and "dynamic shapes: tall 2048 -> " in found.reason, found.reason
+    right = plans.evaluate(twin, "scaled_rows")
+    assert right.status is Status.PASSED, right.reason
+    monkeypatch.setattr(OracleClient, "variants_near", lambda *_: ())
+    original = OracleClient.variants
+    monkeypatch.setattr(OracleClient, "variants", lambda *given: tuple(v for v in original(*given) if _small(v[0])))
+    off = plans.evaluate(attack, "scaled_rows")
+    assert off.status is Status.PASSED, off.reason
+
+
+def _small(name: str) -> bool:
+    return max(map(int, re.findall(r"-> (\d+)", name)), default=0) < 50_000
 
 
 # -- the module tier
