@@ -606,8 +606,9 @@ def _with_elements(
 ) -> Iterator[str]:
     tensors, safe = _sizes(args, kwargs)
     for size in safe[:1]:
-        rest = max(math.prod(tensor.shape) // size for tensor in tensors if size in tensor.shape)
-        rows = int(CHANCE.uniform(*elements) / max(1, rest))
+        # As many as the tensor gets that has the most then; a square has the size twice.
+        ways = [(list(t.shape).count(size), math.prod(other for other in t.shape if other != size)) for t in tensors]
+        rows = min(int((CHANCE.uniform(*elements) / max(1, rest)) ** (1 / times)) for times, rest in ways if times)
         if rows > size and sum(_numel_with(tensor, {size: rows}) for tensor in tensors) <= most:
             yield f"{TALL} {size} -> {rows}"
 

@@ -362,6 +362,8 @@ def test_more_elements_than_numbers_of_few_bits_count() -> None:
         assert 1.0 < least < 1.2 and (len(names) == 1 or 1.8 < most < 3.0)
     ((many, _), _) = apply_variant(found[0][-1], (x, w), {})
     assert many.numel() > 1 << 24 and many.shape[1:] == (12, 10)
+    *_, square = vast_names((torch.randn(20, 20), torch.randn(20)), {})
+    assert 1.0 < grown_size(square) ** 2 / (1 << 24) < 1.2
     (vaster,) = vaster_names((x, w), {})
     assert 6 << 24 <= grown_size(vaster) * 120 < 8 << 24
 
