@@ -326,6 +326,8 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "shut": lambda patch: _undrawn_all(patch, "shut", "fronts", "afar"),
     "fronts": lambda patch: _undrawn_all(patch, "fronts", "afar"),
     "levels": lambda patch: _undrawn_all(patch, "levels", "lowered", "deep"),
+    # Where all lies to one side, one column is ahead as well.
+    "leading": lambda patch: _undrawn_all(patch, "leading", "above", "below"),
     "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
     "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
     # What is named is met with now and then.

@@ -1144,6 +1144,7 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "masks": ("/shut", "/open"),
     "together": ("/edges in another order",),
     "levels": ("/levels", "/lowered", "/deep"),
+    "leading": ("/leading", "/above", "/below"),
     "halves": ("/halves", "/integer"),
     "stretches": ("/stretches", "/shut"),
 }
