@@ -576,6 +576,10 @@ class Domain:
         }
         return any(value.dtype in WHOLE and path not in declared for path, value in outputs.items())
 
+    def chooses(self, workload: str) -> bool:
+        """Does forward choose among values, of which several may be equal?"""
+        return bool(CHOOSING & self._operators(workload))
+
     def _keeps_order(self, outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, Any], tree: Any) -> bool:
         """Are the integers among ``outputs`` those that fp64 gives, but for what falls upon a rounding's edge?"""
         wide = self.subject.in_fp64(leaves, tree)

@@ -12,6 +12,7 @@ from pytest_cudaforge.evaluation.exchanges import EXCHANGES, Moved, exchanged, m
 
 __all__ = [
     "EMPTYING",
+    "GAPS",
     "HABITS",
     "biases_of",
     "device_of",
@@ -41,9 +42,9 @@ _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 #: the last one, as responses are (who looks at the first few, or stops where nothing more seems to come, leaves the
 #: rest out); framed, small filters in large ones, as reparametrised ones are.
 HABITS = ("turned", "muted", "pruned", "thinned", "faded", "strayed", "blank", "delayed", "framed")
-_GAPS = HABITS[-3:]
+GAPS = HABITS[-3:]
 #: What may leave a row, or a score of a row's, with nothing but zeros.
-EMPTYING = ("pruned", *_GAPS)
+EMPTYING = ("pruned", *GAPS)
 #: The share of weights that have one of those, that of rows, and how much of a row, or of all of them, is zero.
 _GAPPED, _GAPPED_ROWS, _GAP, _FEWEST_IN_A_ROW = 2 / 3, 1 / 3, (1 / 16, 1 / 2), 8
 _TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
@@ -89,13 +90,13 @@ def _with_few_gaps(worn: list[tuple[str, Tensor]], generator: torch.Generator) -
     """One kind of gaps for some of the weights, and none for the others: little can be told from what is zero."""
     kinds: dict[int, list[str]] = {}
     for habit, parameter in worn:
-        if habit in _GAPS:
+        if habit in GAPS:
             kinds.setdefault(id(parameter), []).append(habit)
     chosen = {}
     for key, habits in kinds.items():
         chance = float(torch.rand((), generator=generator, device=generator.device)) / _GAPPED
         chosen[key] = habits[int(chance * len(habits))] if chance < 1 else ""
-    return [(habit, p) for habit, p in worn if habit not in _GAPS or chosen[id(p)] == habit]
+    return [(habit, p) for habit, p in worn if habit not in GAPS or chosen[id(p)] == habit]
 
 
 def device_of(module: torch.nn.Module) -> torch.device:

@@ -55,6 +55,12 @@ class Nearest(Gains):
         return (x @ self.weight.T * self.gain).argmax(-1)
 
 @forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
+class Routed(Gains):
+    def forward(self, x):
+        best = (x @ self.weight.T).topk(2)
+        return best.values[..., None] * self.weight[best.indices]
+
+@forge_target(inputs=lambda: [torch.randn(8, 16)], init=lambda: [None])
 class Strict(Gains):
     def forward(self, x):
         assert bool((self.gain > 0).all())
@@ -110,6 +116,18 @@ def test_trained_weights_are_such_as_the_reference_bears(
     assert seen == {*(["negative"] if negative else []), *(["empty"] if empty else [])}
     found.set_weights(Weights())
     assert bool((found.state()["gain"] == 1).all())
+
+
+def test_what_chooses_among_rows_has_no_gaps_in_them(subject: Callable[[str], Subject]) -> None:
+    """Half of them would be the same one."""
+    found = {name: subject(name) for name in ("Cosine", "Routed")}
+    for seed in range(40):
+        for name, one in found.items():
+            one.set_weights(Weights(seed))
+            empty = int((one.state()["weight"] == 0).all(-1).sum())
+            assert name == "Cosine" or empty < 3
+    assert not {"blank", "delayed"} & {*(found["Routed"]._borne or ())}
+    assert {"blank", "delayed"} <= {*(found["Cosine"]._borne or ())}
 
 
 def test_a_module_may_add_nothing(subject: Callable[[str], Subject]) -> None:
