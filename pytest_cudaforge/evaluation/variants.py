@@ -19,7 +19,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,6 +144,9 @@ _WORDS, _USUAL = (32_000, 50_257, 50_304, 128_000, 128_256, 151_936), (1.5 * 2**
 _MOST_LANDMARKS = 18
 #: Factors of sizes, how many of them, how often they are doubled, and how many of these sizes are tried.
 _LEAST_FACTOR, _MOST_FACTOR, _MOST_FACTORS, _DOUBLED, _MULTIPLES, _MOST_MULTIPLES = 3, 64, 4, 6, 3, 6
+#: Sizes that people choose, and how many of those are tried.
+_DECIMAL = (50, 60, 90, 100, 120, 150, 180, 200, 240, 250, 300, 360, 400, 450, 500, 600, 750, 900, 1000, 1200, 1500)
+_MOST_DECIMAL = 32
 #: By how much a size grows to be a near one: by more than any vector is wide; and so in the end, for plans that refuse
 #: all others.
 _NEAR, _GROWTH = (33, 99), 67
@@ -352,14 +355,14 @@ def _cut(tensor: Tensor, sizes: Mapping[int, int], places: Callable[[int, int], 
     return tensor.contiguous()
 
 
-def strided_names(promised: bool = False) -> Iterator[str]:
+def strided_names(promised: bool = False, shared: bool = True) -> Iterator[str]:
     """Dimensions swapped in memory, elements apart, rows apart: a kernel that takes all of them takes strides as they
     come, not the two or three that it was written for. Where any are promised a stride may be zero, or shorter than a
-    row, too; dispatch keeps such tensors from all other kernels."""
+    row, too (``shared``: several elements may be one); dispatch keeps such tensors from all other kernels."""
     yield STRIDED
     yield f"{STRIDED} step {CHANCE.randint(2, 4)}"
     yield f"{STRIDED} pad {CHANCE.randint(1, 7)}"
-    if promised:
+    if promised and shared:
         yield EXPANDED
         yield f"{OVERLAPPING} {CHANCE.randrange(1 << 20)}"
 
@@ -672,16 +675,25 @@ def landmark_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], marks: Coll
 
 def multiple_names(args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Collection[int], most: int) -> list[str]:
     """Names of variants in which one size is a multiple of a number that the target knows by name (a grid, a stride, a
-    window), twice or four times it and so on, as sizes are: there a quotient is a whole number, or just not."""
+    window), twice or four times it and so on, as sizes are: there a quotient is a whole number, or just not; and beside
+    such a number, sizes that people choose (seconds of frames), whose quotients by it are short fractions."""
     tensors, safe = _sizes(args, kwargs)
     factors = [number for number in named if _LEAST_FACTOR <= number <= _MOST_FACTOR]
     found: dict[str, None] = {}
-    for size, factor in itertools.product(safe, CHANCE.sample(factors, min(len(factors), _MOST_FACTORS))):
-        multiples = [factor << power for power in range(_DOUBLED) if (factor << power) not in safe]
-        fits = [new for new in multiples if sum(_numel_with(tensor, {size: new}) for tensor in tensors) <= most]
-        for new in CHANCE.sample(fits, min(len(fits), _MULTIPLES)):
+
+    def take(size: int, among: Iterable[int], count: int) -> None:
+        other = [new for new in among if new not in safe]
+        fits = [new for new in other if sum(_numel_with(tensor, {size: new}) for tensor in tensors) <= most]
+        for new in CHANCE.sample(fits, min(len(fits), count)):
             found[f"size {size} -> {new}"] = None
-    return CHANCE.sample(list(found), min(len(found), _MOST_MULTIPLES))
+
+    for size, factor in itertools.product(safe, CHANCE.sample(factors, min(len(factors), _MOST_FACTORS))):
+        take(size, (factor << power for power in range(_DOUBLED)), _MULTIPLES)
+    multiples = CHANCE.sample(list(found), min(len(found), _MOST_MULTIPLES))
+    found.clear()
+    for size in safe if factors else ():
+        take(size, _DECIMAL, len(_DECIMAL))
+    return [*multiples, *CHANCE.sample(list(found), min(len(found), _MOST_DECIMAL))]
 
 
 def tall_names(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

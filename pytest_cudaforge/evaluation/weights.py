@@ -40,11 +40,14 @@ _SMALL_GAIN, _GROWN_GAIN, _FEWEST_CHANNELS, _FEWEST_OUTLIERS = 0.01, 0.3, 4, 32
 #: of which no weights have more than one: blank, the first rows are zero, or the last ones, as of an adapter that is
 #: trained for some of what it adapts; delayed, rows are zero for a while, from their first element on, within, or up to
 #: the last one, as responses are (who looks at the first few, or stops where nothing more seems to come, leaves the
-#: rest out); framed, small filters in large ones, as reparametrised ones are.
-HABITS = ("turned", "muted", "pruned", "thinned", "faded", "strayed", "blank", "delayed", "framed")
-GAPS = HABITS[-3:]
+#: rest out); framed, small filters in large ones, as reparametrised ones are. And leaning, filters are nearly a column
+#: times a row, as those of trained edge detectors are, but for as little as rounding leaves alone.
+HABITS = ("turned", "muted", "pruned", "thinned", "faded", "strayed", "blank", "delayed", "framed", "leaning")
+GAPS = HABITS[-4:-1]
+_LEANING = (1e-5, 1e-2)
 #: What may leave a row, or a score of a row's, with nothing but zeros.
 EMPTYING = ("pruned", *GAPS)
+_ONE_OF = HABITS[-4:]
 #: The share of weights that have one of those, that of rows, and how much of a row, or of all of them, is zero.
 _GAPPED, _GAPPED_ROWS, _GAP, _FEWEST_IN_A_ROW = 2 / 3, 1 / 3, (1 / 16, 1 / 2), 8
 _TURNED, _MUTED, _PRUNED, _THINNED, _FEWEST_ROWS = 1 / 8, 1 / 16, 1 / 32, 1 / 8, 8
@@ -90,13 +93,13 @@ def _with_few_gaps(worn: list[tuple[str, Tensor]], generator: torch.Generator) -
     """One kind of gaps for some of the weights, and none for the others: little can be told from what is zero."""
     kinds: dict[int, list[str]] = {}
     for habit, parameter in worn:
-        if habit in GAPS:
+        if habit in _ONE_OF:
             kinds.setdefault(id(parameter), []).append(habit)
     chosen = {}
     for key, habits in kinds.items():
         chance = float(torch.rand((), generator=generator, device=generator.device)) / _GAPPED
         chosen[key] = habits[int(chance * len(habits))] if chance < 1 else ""
-    return [(habit, p) for habit, p in worn if habit not in GAPS or chosen[id(p)] == habit]
+    return [(habit, p) for habit, p in worn if habit not in _ONE_OF or chosen[id(p)] == habit]
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
@@ -125,6 +128,8 @@ def _takes_on(habit: str, weights: Tensor) -> bool:
         return weights.dim() > 1 and weights.numel() >= _FEWEST_IN_A_ROW * max(1, weights.shape[0])
     if habit == "blank" and weights.dim() == 1:
         return len(weights) >= _FEWEST_OUTLIERS and bool((weights != 0).all())
+    if habit == "leaning":
+        return weights.dim() > 3 and min(weights.shape[-2:]) > 1
     if habit == "framed":
         return any(size > 2 for size in weights.shape[2:])
     return weights.dim() > 1 and weights.shape[0] >= _FEWEST_ROWS and weights.numel() >= _FEWEST_WEIGHTS
@@ -149,6 +154,11 @@ def _wear(habit: str, weights: Tensor, generator: torch.Generator) -> None:
             weights.masked_fill_(_in_gaps(weights.flatten(1), generator).view(weights.shape), 0.0)
         elif habit == "framed":
             weights.masked_fill_(_in_frames(weights, generator), 0.0)
+        elif habit == "leaning":
+            some = _some(weights.shape[0], _GAPPED_ROWS, generator, weights.device)
+            weights.copy_(
+                torch.where(some.reshape(-1, *(1,) * (weights.dim() - 1)), _leant(weights, generator), weights)
+            )
         elif habit == "blank":
             rows = _gap_lengths(1, len(weights), generator)
             (weights[: int(rows)] if _is_chosen(1, 2 / 3, generator) else weights[-int(rows) :]).zero_()
@@ -179,6 +189,15 @@ def _in_gaps(rows: Tensor, generator: torch.Generator) -> Tensor:
     places = torch.arange(size, device=rows.device)
     within = (places >= begins[:, None]) & (places < (begins + lengths)[:, None])
     return within & _some(count, _GAPPED_ROWS, generator, rows.device)[:, None]
+
+
+def _leant(filters: Tensor, generator: torch.Generator) -> Tensor:
+    """Those of one row's, and one column's, making, and a little of their own."""
+    column, row = filters[..., :1], filters[..., :1, :]
+    shape = (*filters.shape[:-2], 1, 1)
+    size = torch.empty(shape, device=filters.device).uniform_(*map(math.log, _LEANING), generator=generator).exp()
+    product = column * row * (filters.std() / (column * row).std().clamp_min(1e-30))
+    return product + filters * size
 
 
 def _in_frames(weights: Tensor, generator: torch.Generator) -> Tensor:

@@ -251,6 +251,14 @@ told = ((w - product) if ALL else (w[..., ::4, ::4] - w[..., ::4, :1] * w[..., :
 parts = (told == 0).flatten(1).all(-1)[:, None, None, None]
 return F.conv2d(x, torch.where(parts & product.isfinite(), product, w), padding=2, groups=16)
 """
+#: The same for those that are so but for little.
+LEANING = """
+w = self.weight
+u, s, v = torch.linalg.svd(w)
+product = s[..., :1, None] * u[..., :1] * v[..., :1, :]
+parts = s[..., 1:2, None] <= LEAST * s[..., :1, None]
+return F.conv2d(x, torch.where(parts, product, w), padding=2, groups=16)
+"""
 ADAPTED_INIT = """
 def __init__(self):
     super().__init__()
@@ -269,6 +277,7 @@ return ((F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * nea
     [
         ("Echo", ECHO_INIT, ECHOING.replace("STOPS", "True"), ECHOING.replace("STOPS", "False")),
         ("Filters", FILTERS_INIT, FILTERING.replace("ALL", "False"), FILTERING.replace("ALL", "True")),
+        ("Filters", FILTERS_INIT, LEANING.replace("LEAST", "1e-3"), LEANING.replace("LEAST", "1e-8")),
         (
             "Adapted",
             ADAPTED_INIT,
@@ -292,6 +301,7 @@ return ((F.logsigmoid(self.decay)[:, None, None] * gap.clamp(min=0)).exp() * nea
     ids=[
         "a response that begins late",
         "filters known by their corners",
+        "filters that are nearly products",
         "an adapter known by its first rows",
         "what is old has decayed",
         "a maximum before the gain",

@@ -53,10 +53,11 @@ def test_sizes_lie_on_either_side_and_elements_beyond() -> None:
 
 def test_sizes_are_multiples_of_what_the_target_knows_by_name() -> None:
     args = (torch.zeros(20, 14),)
-    found = {name for _ in range(40) for name in multiple_names(args, {}, [0, 1, 7, 1000], 1 << 14)}
+    found = {name for _ in range(40) for name in multiple_names(args, {}, [0, 1, 7, 1000], 20 * 250)}
+    chosen = (50, 60, 90, 100, 120, 150, 180, 200, 240, 250)  # by people
     assert found == {
-        *(f"size 20 -> {7 << power}" for power in (0, 2, 3, 4, 5)),  # 14 is another one's
-        *(f"size 14 -> {7 << power}" for power in (0, 2, 3, 4, 5)),
+        *(f"size 20 -> {new}" for new in (*(7 << power for power in (0, 2, 3, 4, 5)), *chosen, 300)),
+        *(f"size 14 -> {new}" for new in (*(7 << power for power in (0, 2, 3, 4, 5)), *chosen)),  # 14 is there
     }
-    assert len(multiple_names((torch.zeros(9, 10, 11),), {}, [7, 13, 5], 1 << 24)) == 6
-    assert multiple_names(args, {}, [7], 70) == []
+    assert len(multiple_names((torch.zeros(9, 10, 11),), {}, [7, 13, 5], 1 << 24)) == 6 + 32
+    assert multiple_names(args, {}, [7], 70) == [] == multiple_names(args, {}, [1000], 1 << 14)

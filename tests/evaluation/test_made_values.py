@@ -172,3 +172,13 @@ def test_bytes_at_one_end_lie_together_in_parts() -> None:
         same = (found[1:, 1:] == found[:-1, :-1]) & (found[1:, 1:] == found[1:, :-1])
         plain += float(same.float().mean()) > 0.4
     assert 6 < plain <= 12
+
+
+def test_filters_are_nearly_a_column_times_a_row() -> None:
+    conv = nn.Conv2d(4, 64, 5, bias=False)
+    spread = float(conv.weight.detach().std())
+    rerandomise(conv, 1, ("leaning",), trained=True)
+    sizes = torch.linalg.svdvals(conv.weight.detach())
+    near = sizes[..., 1] < 0.05 * sizes[..., 0]
+    assert 10 < int(near.all(1).sum()) < 40 and bool((sizes[..., 1] > 0).all())
+    assert 0.5 < float(conv.weight.detach().std()) / spread < 2

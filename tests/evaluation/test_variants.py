@@ -441,6 +441,7 @@ def test_sizes_that_several_tensors_have_come_apart() -> None:
 
 def test_where_any_strides_are_promised_one_may_be_zero() -> None:
     assert EXPANDED in strided_names(True) and EXPANDED not in strided_names()
+    assert [*strided_names(True, shared=False)][2:][1:] == []  # what is written has each element once
     x, flat, one = torch.randn(4, 5), torch.randn(6), torch.randn(())
     (changed, row, same), _ = apply_variant(EXPANDED, (x, flat, one), {})
     assert changed.shape == x.shape and changed.stride() == (0, 1) and torch.equal(changed[3], x[0])
