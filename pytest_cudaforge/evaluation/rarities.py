@@ -17,6 +17,7 @@ from pytest_cudaforge.evaluation.extremes import EXTREMES, Extremes, extremes_of
 from pytest_cudaforge.evaluation.faults import is_fatal
 from pytest_cudaforge.evaluation.hubs import HUB, Hubs, hubs_of
 from pytest_cudaforge.evaluation.identifiers import IDENTIFIERS, Identifiers, identifiers_of
+from pytest_cudaforge.evaluation.matches import MATCHING, matches_of, matching
 from pytest_cudaforge.evaluation.measures import nonfinite
 from pytest_cudaforge.evaluation.occasions import (
     AGREEING,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["OF_RARITIES", "Rarities"]
 
 #: The families that a target's own draws tell of.
-OF_RARITIES = frozenset({*RARE, *EXTREMES, *IDENTIFIERS, *RARE_DRAWS, *OCCASIONS, AGREEING, HUB})
+OF_RARITIES = frozenset({*RARE, *EXTREMES, *IDENTIFIERS, *RARE_DRAWS, *OCCASIONS, AGREEING, HUB, MATCHING})
 #: So many draws show what integers are rare, and no more than take so long, or have so many numbers; redraws by them
 #: that are tried first.
 _RARE_DRAWS, _RARE_DRAWS_S, _MOST_NUMBERS, _RARE_TRIED = 1024, 0.5, 1 << 23, 3
@@ -60,7 +61,8 @@ _OCCASION_DRAWS, _OCCASIONS_S, _OCCASIONS_LEAST, _OCCASIONS_FIRST, _OCCASIONS_WA
 
 @dataclass(frozen=True)
 class _Found:
-    """What draws of a workload show rarely; ``agree``: has it labels that may be what scores say?"""
+    """What draws of a workload show rarely; ``agree``: has it labels that may be what scores say? ``match``: rows of
+    integers that may be another tensor's?"""
 
     rare: Rare | None = None
     extremes: Extremes | None = None
@@ -68,6 +70,7 @@ class _Found:
     draws: Mapping[str, RareDraws] = field(default_factory=dict)
     agree: bool = False
     hubs: Hubs | None = None
+    match: bool = False
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -75,6 +78,7 @@ class _Found:
         kinds += self.extremes.families if self.extremes is not None else ()
         kinds += IDENTIFIERS if self.identifiers is not None else ()
         kinds += (HUB,) if self.hubs is not None else ()
+        kinds += (MATCHING,) if self.match else ()
         return (*kinds, *self.draws, *((AGREEING,) if self.agree else ()))
 
 
@@ -102,6 +106,8 @@ class Rarities:
             found.identifiers.put(family, leaves)
         elif found.hubs is not None and family == HUB:
             found.hubs.put(leaves, torch.Generator().manual_seed(seed ^ 0x5EED))
+        elif found.match and family == MATCHING:
+            matching(leaves, self.subject.state(), torch.Generator().manual_seed(seed ^ 0x5EED))
         elif family in found.draws:
             chosen = random.Random(seed).choice(found.draws[family].seeds)
             _take_over(leaves, self._leaves(workload, chosen))
@@ -118,7 +124,7 @@ class Rarities:
         """Does the reference run there, as finite as drawn, and say which of two values it leaves at one place? Where
         it searches what may be alike now, it may say nothing of which comes first."""
         draws = self._of(workload).draws.get(family)
-        extreme, drawn = family in (*EXTREMES, HUB), family in OCCASIONS
+        extreme, drawn = family in (*EXTREMES, HUB, MATCHING), family in OCCASIONS
         repeats = extreme or drawn or family in ("repeats", "neighbours", *IDENTIFIERS)
         repeats = repeats or (draws is not None and draws.repeats)
         for seed in range(1, 1 + _RARE_TRIED):
@@ -153,7 +159,8 @@ class Rarities:
             with one_thread():
                 draws |= occasional_draws(self._occasions(workload)) if may_have_occasions(first) else {}
             agree = bool(agreeing(first, torch.Generator(device=self.subject.device).manual_seed(1)))
-            self._found[workload] = _Found(rare, extremes, identifiers_of(wholes), draws, agree, hubs_of(wholes))
+            ids, hubs, match = identifiers_of(wholes), hubs_of(wholes), bool(matches_of(first, self.subject.state()))
+            self._found[workload] = _Found(rare, extremes, ids, draws, agree, hubs, match)
         return self._found[workload]
 
     def _further(

@@ -309,7 +309,7 @@ _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact", "leading", "aligned", "close"),
     *("parted", "climbing", "sloping", "near", "certain", "tails", "biased", "afar"),
-    *("grouped", "below", "tiny", "unbiased", "hoisted", "ranked"),
+    *("grouped", "below", "tiny", "unbiased", "hoisted", "ranked", "matching"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,

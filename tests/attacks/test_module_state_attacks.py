@@ -86,6 +86,15 @@ class Adapted(nn.Module):
     def forward(self, x):
         return x @ self.weight.T + F.silu(x) @ self.more.T
 
+@forge_target(inputs=lambda: [torch.randint(-8, 8, (16, 2048), dtype=torch.int8)])
+class Catalogue(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("items", torch.randint(-8, 8, (64, 2048), dtype=torch.int8))
+
+    def forward(self, x):
+        return (x.float() @ self.items.float().T).to(torch.int32)
+
 def lengths():
     return [torch.randn(16, 64, 8), torch.cat([torch.randint(1, 17, (15,)), torch.randint(1, 65, (1,))])]
 
@@ -313,6 +322,27 @@ def test_what_is_right_for_fresh_weights_alone(judged: Judged, name: str, init: 
     found = judged(name, model(attack, init))
     assert found.status is Status.INCORRECT_NUMERICAL, found.reason
     assert judged(name, model(twin, init)).status is Status.PASSED
+
+
+CATALOGUE_INIT = """
+def __init__(self):
+    super().__init__()
+    self.register_buffer("items", torch.randint(-8, 8, (64, 2048), dtype=torch.int8))
+"""
+
+
+def test_a_score_of_what_is_found(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two rows that are drawn come to more than 16 bits hold; one and itself do."""
+    attack, twin = (
+        model(f"return (x.float() @ self.items.float().T).to(torch.{held}).to(torch.int32)", CATALOGUE_INIT)
+        for held in ("int16", "int32")
+    )
+    found = judged("Catalogue", attack)
+    assert found.status is Status.INCORRECT_NUMERICAL and "/matching" in found.reason, found.reason
+    assert judged("Catalogue", twin).status is Status.PASSED
+    SWITCHES["matching"](monkeypatch)
+    off = judged("Catalogue", attack)
+    assert off.status is Status.PASSED, off.reason
 
 
 SUMMED_INIT = """
