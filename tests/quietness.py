@@ -43,8 +43,9 @@ class Quietness:
             fcntl.flock(self._room, fcntl.LOCK_EX)
             yield
         finally:
+            # Before the gate opens: who came in there to be alone would wait for this one, and this one at the gate.
+            fcntl.flock(self._room, fcntl.LOCK_SH)
             fcntl.flock(self._gate, fcntl.LOCK_UN)
-            self._enter()
 
     def _enter(self) -> None:
         fcntl.flock(self._gate, fcntl.LOCK_SH)
