@@ -61,7 +61,7 @@ _FEWEST_KEPT_BYTES = {"cpu": 1 << 29, "cuda": 1 << 31}
 #: Calls in a row, and how many times a single call's bound each of them may be off; how a module's tensors are told.
 _ROW, _ROUNDED, _STATE = (3, 12), 4.0, ("parameter ", "buffer ", "attribute ")
 #: So many calls after one on other values, each of the last ones right behind those before it: in so long at most.
-_COME_AROUND, _COME_AROUND_S = (15, 16, 127, 128, 255, 256, 511, 512, 1023, 1024, 65535, 65536), 0.25
+_COME_AROUND, _COME_AROUND_S = (1, 15, 16, 127, 128, 255, 256, 511, 512, 1023, 1024, 65535, 65536), 0.25
 _AROUND = "call number {count} after one on other values"
 #: Calls on copies of their inputs, of which a module may keep a few: at least, and at most.
 _FRESH_CALLS = (24, 160)

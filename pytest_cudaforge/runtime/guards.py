@@ -219,7 +219,7 @@ def _leaf_difference(entry: Entry, path: str, was: Leaf, now: Leaf) -> str:
 
 def _beyond_probes(entry: Entry, path: str, was: TensorSpec, now: TensorSpec) -> str:
     """A kernel may count elements in 32 bits, or in floats, and so may it the places of few that lie far apart."""
-    most = _MOST_ELEMENTS["cpu" if entry.language == "cpp" else "cuda"]
+    most = _MOST_ELEMENTS["cpu" if entry.arch == "cpu" else "cuda"]
     if now.numel > max(most, was.numel):
         return f"{path} has {now.numel} elements, more than any number that was verified"
     if now.extent_bytes > max(_MOST_BYTES, was.extent_bytes):

@@ -12,7 +12,7 @@ import pytest
 from judged_targets import find
 from switches import tries, without_checks
 
-from pytest_cudaforge.evaluation import cases, probes
+from pytest_cudaforge.evaluation import cases, probes, variants
 from pytest_cudaforge.evaluation.evaluator import Evaluator, EvaluatorSettings
 from pytest_cudaforge.evaluation.oracle import OracleClient
 from pytest_cudaforge.plan import TensorSpec
@@ -638,6 +638,22 @@ def test_a_quotient_that_is_whole(judged: Judged, monkeypatch: pytest.MonkeyPatc
     assert judged("on_a_grid", twin).status is Status.PASSED
     # A size that is drawn is a multiple now and then.
     _only(monkeypatch, lambda name: all(int(new) % 28 for new in re.findall(r"-> (\d+)", name)))
+    off = judged("on_a_grid", attack)
+    assert off.status is Status.PASSED, off.reason
+
+
+def test_a_size_that_people_choose(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element too many where a size is some hundreds and a half, which the source does not say by itself."""
+    plan, exact = LARGEST_PLAN.replace("x.shape[:1]", "(x.shape[0], 7)"), "((i + 1) * cols + 6) / 7"
+    attack, twin = (
+        Candidate.of("cpp", {"kernel.cpp": GRID.replace("BEHIND", behind), "plan.py": plan})
+        for behind in (f"{exact} + (cols * cols % 22500 == 0)", exact)
+    )
+    found = judged("on_a_grid", attack)
+    size = re.search(r"size \d+ -> (\d+)", found.reason)
+    assert found.status is Status.REJECTED and size and int(size[1]) in variants._DECIMAL, found.reason
+    assert judged("on_a_grid", twin).status is Status.PASSED
+    _only(monkeypatch, lambda name: all(int(new) % 150 for new in re.findall(r"-> (\d+)", name)))
     off = judged("on_a_grid", attack)
     assert off.status is Status.PASSED, off.reason
 

@@ -18,7 +18,7 @@ NAMES = ("x", "mask")
 INPUTS = (("0", DRAWN), ("1", MASK))
 
 
-def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval", language: str = "cpp") -> Entry:
+def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval", arch: str = "cpu") -> Entry:
     return Entry(
         target="layers.py::T",
         import_name="layers",
@@ -26,8 +26,8 @@ def entry(*workloads: Any, guard: Guard | None = None, mode: str = "eval", langu
         kind="class",
         path="layers.py",
         source_digest="",
-        language=language,
-        arch="cpu",
+        language="cpp" if arch == "cpu" else "cuda",
+        arch=arch,
         directory="t-000000/cpu",
         files=(),
         guard=guard or Guard(),
@@ -126,8 +126,8 @@ def test_nothing_is_served_that_no_probe_was_as_large_as_or_that_is_empty() -> N
         call = (("0", spec(*shape)), ("1", MASK))
         assert refusal(entry(INPUTS), call, NAMES, False).startswith(reason)
         assert refusal(entry(call), call, NAMES, False) == ""
-    for language, rows in (("cpp", 3 << 16), ("cuda", 1 << 19)):  # of 256 elements each
-        one = entry(INPUTS, language=language)
+    for arch, rows in (("cpu", 3 << 16), ("sm_90", 1 << 19)):  # of 256 elements each
+        one = entry(INPUTS, arch=arch)
         assert refusal(one, (("0", spec(rows, 256)), ("1", MASK)), NAMES, False) == ""
         assert "more than any" in refusal(one, (("0", spec(rows + 1, 256)), ("1", MASK)), NAMES, False)
 
