@@ -62,6 +62,16 @@ def product(x, w):
 
 
 @forge_target(inputs=lambda: [torch.randn(8, 64), torch.randn(64, 64)])
+def bent_product(x, w):
+    return torch.relu(x @ w)
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64), torch.randn(64, 64)])
+def bent_twice(x, w):
+    return 2 * torch.relu(x @ w)
+
+
+@forge_target(inputs=lambda: [torch.randn(8, 64), torch.randn(64, 64)])
 def doubled_product(x, w):
     return 2 * (x @ w)
 

@@ -20,7 +20,7 @@ from pytest_cudaforge.evaluation.module_building import Workshop, compiles_itsel
 from pytest_cudaforge.evaluation.module_gradients import NO_GRADIENTS
 from pytest_cudaforge.evaluation.module_work import PROFILED_CALLS, Workbench, least_own
 from pytest_cudaforge.evaluation.parties import Clock
-from pytest_cudaforge.evaluation.plan_work import PlanWork
+from pytest_cudaforge.evaluation.plan_work import Answered, PlanWork
 from pytest_cudaforge.evaluation.pressure import wait_for_quiet
 from pytest_cudaforge.evaluation.profiling import ProfiledCall
 from pytest_cudaforge.evaluation.race import HANG_LIMIT_S, BaseFailed, Contest, Diary, RacePace, Reference
@@ -118,8 +118,8 @@ class Attempt:
         #: Another attempt, whose products are timed beside this one's.
         self.incumbent: Attempt | None = None
         self._own_share: float | None = None
-        #: The library's operator that gives a plan's answer by itself, or "".
-        self._answered_by = ""
+        #: What gives a plan's answer without its launches.
+        self._answered: Answered | None = None
         self._foreign = 0.0
         self._device_notes: dict[str, None] = {}
         self._lag = 1.0
@@ -396,17 +396,19 @@ class Attempt:
         labels = [label_of(product.traced.main, own_share) for product in self._products]
         # The share of the time is the forward's alone.
         labels += [label_of(product.traced.main, None) for product in self._backwards]
-        labels += ["library"] if self._answered_by else []
-        detail = f"{self._answered_by} gives the answer by itself: its own launches add nothing to it"
-        label = max(labels, key=order.index)
-        self._require_allowed(label, detail if self._answered_by and label == "library" else "")
+        label, answered = max(labels, key=order.index), self._answered
+        if answered is None or order.index(answered.work) < order.index(label):
+            self._require_allowed(label)
+        else:
+            detail = f"{answered.op} gives the answer by itself: its own launches add nothing to it"
+            self._require_allowed(answered.work, detail)
 
     def _see_who_answers(self) -> None:
         """Raises Refusal where a library does, and the target does not allow that."""
         host = self.evaluator
         work = PlanWork(host.oracle, self.target, self._worker_of, self._limit_s(self._slowest()))
-        self._answered_by = next(filter(None, map(work.answered_by, self._products)), "")
-        if self._answered_by:
+        self._answered = next(filter(None, map(work.answered_by, self._products)), None)
+        if self._answered is not None:
             self._label(None)
 
     def _require_allowed(self, work: Work, detail: str = "") -> None:

@@ -285,7 +285,7 @@ class CallProfile:
 
     ``host_ns`` is time in no operator and no function of its own, above what calling them takes. ``compiled``: it uses
     torch.compile. ``kernels``: (name, ns, launches) of what ran on a GPU, the longest first. ``answered_by``: the
-    library's operator that gives the answer by itself, or "".
+    operator that gives the answer by itself, or "".
     """
 
     own_calls: int
@@ -322,6 +322,8 @@ def label_of_call(profile: CallProfile) -> Work:
         return "rewrite"
     if not profile.own_calls:
         return "rewrite" if general or not profile.library else "library"
+    if profile.answered_by and not is_library(profile.answered_by):
+        return "rewrite"
     if profile.answered_by or profile.own_share < _LIBRARY_SHARE:
         return "rewrite" if general > _MIXED_SHARE * profile.total_ns else "library"
     return "mixed" if general > _MIXED_SHARE * profile.total_ns else "kernel"
@@ -340,6 +342,11 @@ def is_torchs(op: str) -> bool:
 def computes(op: str) -> bool:
     """Whether it is a product, a convolution or attention."""
     return is_library(op) and _bare_name(op) not in _COPIES
+
+
+def works(op: str) -> bool:
+    """Whether it makes other numbers: it hands out no memory, and is no view and no copy."""
+    return _bare_name(op) not in _COPIES and _bare_name(op) not in _FREE_OPS
 
 
 def _namespace(op: str) -> str:

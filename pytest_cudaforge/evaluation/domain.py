@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TYING", "WHOLE", "Domain", "redraw_leaves"]
 
-#: Redraws of few different values, or of entries that are all zero.
+#: Redraws of few different values, or of entries that are all zero; and those with entries that nearly are.
 TYING = ("integer", "faint", "floor", "alike", "rectified", "empty")
+_SMALL = ("small", "faded")
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: Families for half types alone, and for others alone.
 _BY_TYPE = {"peaks": True, "hoisted": True, "deep": False, "bumped": False}
@@ -417,7 +418,7 @@ class Domain:
             outputs = self.subject.outputs(*unflatten_call(tree, leaves))
             if family != "missing" and nonfinite(outputs) > limit:
                 return family == "peaks" and self._overflows_truly(outputs, leaves, tree)
-            if not (family in TYING or family == "small"):
+            if not (family in TYING or family in _SMALL):
                 return True
             if self._rounding_decides(workload, family, structures):
                 return False
@@ -425,7 +426,7 @@ class Domain:
                 return True
             if family == "integer":
                 return self._tells_each(structures, leaves, tree, outputs) and self._decides_exactly(leaves, tree)
-            return family == "small" and self._keeps_order(outputs, leaves, tree)
+            return family in _SMALL and self._keeps_order(outputs, leaves, tree)
         except TargetError as error:
             if is_fatal(error):
                 raise
@@ -620,7 +621,7 @@ def redraw_leaves(
 ) -> None:
     """Put values of ``family`` in place of the tensors whose structure allows it."""
     shared = 0
-    if family in ("faint", "small", "alike", "levels", "padded", "sinks", "grouped"):
+    if family in ("faint", "small", "faded", "alike", "levels", "padded", "sinks", "grouped"):
         shared = int(torch.randint(1 << 31, (1,), generator=generator, device=generator.device))
     if family == "certain":
         # Of several the one that is held against the others, whose logarithm may be taken, comes last as a rule.

@@ -33,6 +33,10 @@ _FAINT = (1e-4, 0.0, 1e-3, 1e-5, 1e-6, 1e-2, 1e-9)
 _SMALL = {False: (1e-9, 1e-4, 1e-3, 1e-5, 1e-6, 1e-2), True: (1e-4, 1e-3, 1e-2)}
 #: One entry in so many.
 _FAINT_SHARE = 6
+#: "faded": of the lines along each dimension, and of the slices across it, one in so many nearly vanishes, to one of
+#: these scales: a single slice has one of them, so none is smaller than most constants are kept from zero by.
+_FADED_SHARE, _FEWEST_SLICES = 16, 4
+_FADED = {False: (1e-4, 1e-3, 1e-5, 1e-6), True: (1e-4, 1e-3, 1e-2)}
 #: One entry in so many along each dimension but the leading one is below zero in "lowered".
 _LOWERED_SHARE = 4
 #: How many elements at either end of a tensor are far out in "sparse"; and the first one of one row in so many, the
@@ -263,6 +267,34 @@ def _vanishing(draw: Draw, sizes: Sequence[float]) -> Tensor:
     zeros are plain ones, "tails" has the others one by one."""
     factors = _faintness(draw.values, draw.scale, sizes, draw.generator, draw.common)
     return draw.values.mul_(factors).add_(0.0)
+
+
+def _faded(draw: Draw) -> Tensor:
+    """Along each dimension some lines nearly vanish, and across it some slices: whatever a norm runs over (the channels
+    of one pixel, one channel of all samples), there is one that is next to nothing. "faint" has leading entries, which
+    are a matrix's rows: of one, columns do here.
+    """
+    values, sizes = draw.values, _FADED[draw.dtype == torch.float16]
+    shape = values.shape if values.dim() > 1 and values.numel() else ()
+    for dim, size in enumerate(shape[: 1 if len(shape) == 2 else None]):
+        if size > 1:
+            line = [1 if at == dim else other for at, other in enumerate(shape)]
+            values.mul_(_some_small(math.prod(line), sizes, draw).reshape(line))
+        if dim and size >= _FEWEST_SLICES:
+            values.mul_(_some_small(size, sizes, draw).reshape([size if at == dim else 1 for at in range(len(shape))]))
+    return values.add_(0.0)
+
+
+def _some_small(count: int, sizes: Sequence[float], draw: Draw) -> Tensor:
+    """``count`` factors: one for most, and what makes the draw's scale one of ``sizes`` for some, but never for all."""
+    device = draw.values.device
+    keys = torch.rand(count, generator=draw.common, device=device)
+    chosen = keys < 1 / _FADED_SHARE
+    chosen[keys.argmin()] = True
+    chosen[keys.argmax()] = False
+    which = torch.randint(len(sizes), (count,), generator=draw.generator, device=device)
+    small = torch.tensor(sizes, device=device)[which].div(draw.scale)
+    return torch.where(chosen, small, small.new_ones(()))
 
 
 def _sparse(draw: Draw) -> Tensor:
@@ -517,6 +549,7 @@ _FROM_NORMAL: Mapping[str, Callable[[Draw], Tensor]] = {
     "calm": lambda draw: draw.values.mul_(CALM),
     "deep": _far_below,
     "empty": lambda draw: draw.values.zero_(),
+    "faded": _faded,
     "faint": lambda draw: _vanishing(draw, _FAINT),
     "large": lambda draw: draw.values.mul_(draw.spread[0]),
     "leading": _leading,

@@ -801,7 +801,7 @@ class _Service:
         self._load_weights(bound)
         given = [*(tensor for _, tensor in bound.inputs.values()), *self._instances.state.values()]
         try:
-            return answering(lambda: flatten_output(self._call(bound))[0], given)
+            return ",".join(answering(lambda: flatten_output(self._call(bound))[0], given))
         except (CandidateError, TargetError):
             return ""  # nobody promised to run while somebody watches
 

@@ -70,7 +70,7 @@ class Workbench:
         try:
             with self._started("watch") as (worker, layout, bench):
                 profile = worker.profile(layout.bindings(0), PROFILED_CALLS, timeout_s=10 * self._limit_s)
-                if profile.own_calls and profile.library:
+                if profile.own_calls and profile.operators:
                     profile = replace(profile, answered_by=self._answered(worker, layout, bench))
         except (LaunchFailure, WorkerFailure) as error:
             raise self._refusal(error) from error
@@ -78,20 +78,21 @@ class Workbench:
         return profile if self._workshop.has_own_code else replace(profile, own_calls=0, own_ns=0)
 
     def _answered(self, worker: ModuleWorker, layout: CallLayout, bench: int) -> str:
-        """The library's operator that gives the answer by itself, whatever the values and weights: what goes on from
-        there may be nothing for some (a clamp). Nothing is known where weights stay as constructed."""
+        """The operator that gives the answer by itself, whatever the values and weights: what goes on from there may be
+        nothing for some (a clamp). Nothing is known where weights stay as constructed."""
         workload = self._product.workload.name
         if self._workshop.kept or is_backward(workload):
             return ""
         families = self._oracle.families(self._target, workload)
-        found = ""
+        names: tuple[str, ...] | None = None
         for family in ("drawn", *(name for name in TELLING if name in families)):
             case = TrialCase(CHANCE.fresh_seed(), family=family, weights_seed=CHANCE.fresh_seed())
             self._oracle.fill(bench, 0, case, 0)
             found = worker.answering(layout.bindings(0), timeout_s=self._limit_s)
-            if not found:
-                break
-        return found
+            names = found if names is None else tuple(name for name in names if name in found)
+            if not names:
+                return ""
+        return names[0] if names else ""
 
     def work(self) -> ModuleWork:
         """Profile a call, then prove that the candidate's own kernels make its answer."""

@@ -198,11 +198,13 @@ class ModuleWorker(Worker):
         reply = self._ask(PROFILE, payload, "profiling forward", timeout_s)
         return _profile_of(reply.text)
 
-    def answering(self, bindings: Sequence[Binding], *, timeout_s: float) -> str:
-        """The library's operator that gives the answer of a call by itself, or "": by the child's own words."""
+    def answering(self, bindings: Sequence[Binding], *, timeout_s: float) -> tuple[str, ...]:
+        """The operators of which each gives the answer of a call by itself: by the child's own words."""
         payload = {"bindings": [list(b) for b in bindings]}
         text = self._ask(ANSWERING, payload, "watching torch's operators", timeout_s).text
-        return "".join(c for c in text[:100] if c.isprintable())
+        return tuple(
+            "".join(filter(str.isprintable, name[:100])) for name in text[:_MAX_ERROR_CHARS].split(",") if name
+        )
 
     def _ask(
         self,

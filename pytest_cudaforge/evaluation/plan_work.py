@@ -1,8 +1,8 @@
-"""Does one library call of a launch plan give its answer by itself? :mod:`.answering` asks it of a module.
+"""Do a launch plan's library calls give its answer by themselves? :mod:`.answering` asks it of a module.
 
-The call is run as a plan of its own, from the inputs and the module's tensors; the oracle judges what it leaves. What
-prepares what it takes, or goes on from there, does work; a launch that copies its result does none, however long it
-takes.
+One of them, or several, each of which goes on from those before it, are run as a plan of their own, from the inputs and
+the module's tensors; the oracle judges what they leave. What prepares what they take, or goes on from there, does work;
+a launch that copies the result does none, however long it takes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from pytest_cudaforge.errors import LaunchFailure, WorkerFailure
 from pytest_cudaforge.evaluation.building import Product
 from pytest_cudaforge.evaluation.cases import CallLayout, call_layout, output_leaves, tree_leaves
 from pytest_cudaforge.evaluation.chance import CHANCE
-from pytest_cudaforge.evaluation.contract import computes
+from pytest_cudaforge.evaluation.contract import label_of
 from pytest_cudaforge.evaluation.oracle import OracleClient, TrialCase
 from pytest_cudaforge.evaluation.worker import Worker
-from pytest_cudaforge.plan import Buffer, LaunchPlan, TensorSpec, TracedPlan, View, views_in
-from pytest_cudaforge.records import Target
+from pytest_cudaforge.plan import Buffer, LaunchPlan, LibraryCall, TensorSpec, TracedPlan, View, views_in
+from pytest_cudaforge.records import Target, Work
 
-__all__ = ["TELLING", "PlanWork"]
+__all__ = ["TELLING", "Answered", "PlanWork"]
 
 #: Values for which what goes on from an operator's answer shows (a clamp, a bend), where the reference takes them.
 TELLING = ("large", "shifted")
 _GIVEN = frozenset({"input", "state"})
+#: So many results are looked at, at most, the last ones.
+_MOST = 4
+
+
+@dataclass(frozen=True)
+class Answered:
+    """``op``: the operator whose result is the answer. ``work``: what is done where nothing else is."""
+
+    op: str
+    work: Work
 
 
 @dataclass(frozen=True)
@@ -37,12 +47,12 @@ class PlanWork:
     worker_of: Callable[[Product], Worker]
     hang_limit_s: float
 
-    def answered_by(self, product: Product) -> str:
-        """The operator whose result is right on drawn values and :data:`TELLING` ones, or ""."""
-        for op, plan in _alone(product.traced.main):
+    def answered_by(self, product: Product) -> Answered | None:
+        """The operator whose result is right on drawn values and :data:`TELLING` ones, or None."""
+        for op, plan in _without_launches(product.traced.main):
             if self._is_right(replace(product, traced=TracedPlan(plan))):
-                return op
-        return ""
+                return Answered(op, label_of(plan))
+        return None
 
     def _is_right(self, product: Product) -> bool:
         workload, layout = product.workload.name, call_layout(product.traced, frames=1)
@@ -66,28 +76,47 @@ class PlanWork:
         return not self.oracle.check(bench, 0, output_leaves(product.traced.main, layout, 0), zones=False).mismatches
 
 
-def _alone(plan: LaunchPlan) -> Iterator[tuple[str, LaunchPlan]]:
-    """The computing library calls on nothing but what the plan was given, each as all of a plan, if its result may be
-    the answer."""
+def _without_launches(plan: LaunchPlan) -> Iterator[tuple[str, LaunchPlan]]:
+    """Library calls on nothing but what the plan was given, and such calls' results, as all of a plan, where the last
+    one's result may be the answer: each with what it goes on from, the last ones first."""
     outputs = [leaf for _, leaf in tree_leaves(plan.outputs, "out")]
     if len(outputs) != 1 or not isinstance(outputs[0], View) or not plan.launches:
         return
-    (answer,) = outputs
+    (answer,), calls = outputs, plan.library_calls
+    chains = _chains(plan)
+    fitting = [chain for chain in chains if _may_be(plan, calls[chain[-1]], answer)]
     strides = tuple(math.prod(answer.shape[at + 1 :]) for at in range(len(answer.shape)))
-    for call in plan.library_calls:
-        taken = list(views_in((call.args, [value for _, value in call.kwargs])))
-        if (
-            not computes(call.op)
-            or len(call.outputs) != 1
-            or any(plan.buffers[v.buffer].role not in _GIVEN for v in taken)
-        ):
-            continue
-        result, wanted = plan.buffers[call.outputs[0]].spec, plan.buffers[answer.buffer].spec
-        if result.dtype == wanted.dtype and math.prod(result.shape) == math.prod(answer.shape):
-            used = {call.outputs[0], *(view.buffer for view in taken)}
-            buffers = tuple(one if at in used else _nothing(one) for at, one in enumerate(plan.buffers))
-            view = View(call.outputs[0], answer.shape, strides)
-            yield call.op, replace(plan, buffers=buffers, steps=(call,), outputs=view)
+    for chain in fitting[: -_MOST - 1 : -1]:
+        steps = tuple(calls[number] for number in chain)
+        used = {at for step in steps for at in (*step.outputs, *_taken(step))}
+        buffers = tuple(one if at in used else _nothing(one) for at, one in enumerate(plan.buffers))
+        view = View(steps[-1].outputs[0], answer.shape, strides)
+        yield steps[-1].op, replace(plan, buffers=buffers, steps=steps, outputs=view)
+
+
+def _chains(plan: LaunchPlan) -> list[tuple[int, ...]]:
+    """By library call that no launch comes before: the numbers of the calls that it goes on from, and its own."""
+    made: dict[int, tuple[int, ...]] = {}
+    found = []
+    for number, call in enumerate(plan.library_calls):
+        taken = _taken(call)
+        if all(at in made or plan.buffers[at].role in _GIVEN for at in taken):
+            before = {step for at in taken for step in made.get(at, ())}
+            found.append((*sorted(before), number))
+            made |= dict.fromkeys(call.outputs, found[-1])
+    return found
+
+
+def _taken(call: LibraryCall) -> list[int]:
+    return [view.buffer for view in views_in((call.args, [value for _, value in call.kwargs]))]
+
+
+def _may_be(plan: LaunchPlan, call: LibraryCall, answer: View) -> bool:
+    """Does ``call`` make as many elements, of one type with those of the answer, and nothing else?"""
+    if len(call.outputs) != 1:
+        return False
+    result, wanted = plan.buffers[call.outputs[0]].spec, plan.buffers[answer.buffer].spec
+    return result.dtype == wanted.dtype and math.prod(result.shape) == math.prod(answer.shape)
 
 
 def _nothing(buffer: Buffer) -> Buffer:

@@ -26,6 +26,7 @@ FAMILIES = (
         "integer",
         "faint",
         "small",
+        "faded",
         "peaks",
         "edges",
         "ties",
@@ -79,8 +80,9 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     (samples, channels, columns) without any positive value, which show a maximum that starts at 0; sparse is for terms
     left out by a sample, or at either end, where those few outweigh rounding in however long a sum; tails reaches where
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
-    or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish, for
-    references that take no such; peaks, for half types alone, overflow them where they are squared or added up, and
+    or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish,
+    for references that take no such; faded has lines and slices of all dimensions that nearly vanish; peaks, for
+    half types alone, overflow them where they are squared or added up, and
     fp16 where it stands for bfloat16; edges, for answers that are integers, has values that are those of a sorted
     tensor beside it: which side is it? ties, for answers that are places of an extreme, has so few values that most are
     equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
@@ -129,6 +131,7 @@ def _redrawn_families(structures: Collection[Structure]) -> tuple[str, ...]:
             "tails",
             "faint",
             "small",
+            "faded",
             "normal",
             "bumped",
             "uniform",

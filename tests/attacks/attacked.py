@@ -44,6 +44,16 @@ def product(x, w):
     return x @ w
 
 
+@forge_target(inputs=lambda: [torch.randn(16, 48), torch.randn(48, 48)], allow=("mixed", "library"))
+def bent_product(x, w):
+    return torch.relu(x @ w)
+
+
+@forge_target(inputs=lambda: [torch.randn(16, 48), torch.randn(48, 48)], allow=("mixed", "library"))
+def bent_twice(x, w):
+    return 2 * torch.relu(x @ w)
+
+
 @forge_target(inputs=lambda: [torch.randn(16, 48), torch.randn(48, 48)])
 def doubled_product(x, w):
     return 2 * (x @ w)

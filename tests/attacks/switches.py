@@ -309,7 +309,7 @@ _FAMILIES = (
     *("floor", "ceiling", "shifted", "alike", "empty", "peaks", "deep", "rectified", "shut", "open"),
     *("bumped", "combed", "skewed", "ordered", "stretches", "fronts", "padded", "exact", "leading", "aligned", "close"),
     *("parted", "climbing", "sloping", "near", "certain", "tails", "biased", "afar"),
-    *("grouped", "below", "tiny", "unbiased", "hoisted", "ranked", "matching"),
+    *("grouped", "below", "tiny", "unbiased", "hoisted", "ranked", "matching", "faded"),
 )
 _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stop": _wait_instead_of_stopping,
@@ -329,7 +329,7 @@ _SINGLE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     # Where all lies to one side, one column is ahead as well.
     "leading": lambda patch: _undrawn_all(patch, "leading", "above", "below"),
     "halves": lambda patch: _undrawn_all(patch, *(f"{HALVES} {most}" for most in LEVELS)),
-    "faint": lambda patch: _undrawn_all(patch, "faint", "small"),
+    "faint": lambda patch: _undrawn_all(patch, "faint", "small", "faded"),
     # What is named is met with now and then.
     "named": lambda patch: _undrawn_all(patch, "named", *OCCASIONS),
     # What shows something else rarely may show this one, too, time and again.

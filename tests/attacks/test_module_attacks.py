@@ -948,7 +948,7 @@ _OPERATOR = """
         ("return ext.called(lambda t: t * 2, x)", "aten::mul"),
         ("import numpy\ny = numpy.matmul(x.numpy(), numpy.eye(x.shape[-1], dtype='float32'))\n"
          "return ext.twice(torch.from_numpy(y))", "NumPy"),
-        (_UNSEEN, "Python that its functions call"),
+        (_UNSEEN, "aten::mul"),
         (_REDISPATCHED, "Python that its functions call"),
         ("return torch.ops.mine.twice(x) * ext.twice(x.new_full((1,), 0.5))", "NumPy"),
     ],
@@ -992,6 +992,21 @@ def test_a_kernel_that_adds_nothing_to_a_library_is_none_and_its_twins_are(
         assert _verdict_of_some(strict, repo, twin, "::doubled_product").work == "kernel"
     monkeypatch.setattr(Workbench, "_answered", lambda *_: "")
     _verdict_of_some(strict, repo, attack, "::product")
+
+
+def test_a_kernel_that_adds_nothing_to_several_operators_is_none(
+    opened: Callable[..., Evaluator], strict: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where general operators may stand beside own kernels: it undoes what the last one did, its twin does not."""
+    mixing = opened(("mixed", "library"))
+    attack = model("return ext.twice(0.5 * torch.relu(x @ args[1]))", extension=True)
+    evaluation = _verdict(mixing, repo, attack, "::bent_product")
+    assert (evaluation.status, evaluation.work) == (Status.REJECTED, "rewrite"), evaluation.reason
+    assert "aten::relu gives the answer by itself" in evaluation.reason
+    twin = model("return ext.twice(torch.relu(x @ args[1]))", extension=True)
+    _verdict_of_some(mixing, repo, twin, "::bent_twice")
+    monkeypatch.setattr(Workbench, "_answered", lambda *_: "")
+    _verdict_of_some(mixing, repo, attack, "::bent_product")
 
 
 _LIAR = """

@@ -401,5 +401,34 @@ def test_a_launch_that_adds_nothing_to_a_library_is_none_and_its_twins_are(
     assert "aten.mm gives the answer by itself" in attack.reason
     for twin in (judged("doubled_product", "w", 1.0, 2.0), judged("doubled_product", "v", 2.0, 1.0)):
         assert (twin.status, twin.work) == (Status.PASSED, "kernel"), twin.reason
-    monkeypatch.setattr(PlanWork, "answered_by", lambda *_: "")
+    monkeypatch.setattr(PlanWork, "answered_by", lambda *_: None)
     assert judged("product", "w", 1.0, 1.0).status is Status.PASSED
+
+
+_BESIDE_SEVERAL = """
+from pytest_cudaforge.plan import empty, launch, op
+
+def plan(x, w):
+    z = op("aten.relu", op("aten.mm", x, w))
+    y = empty(z.shape, z.dtype)
+    launch("scale", args=(z, y, z.numel(), BY))
+    return y
+"""
+
+
+def test_a_launch_that_adds_nothing_to_several_operators_is_none(
+    evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where general operators may stand beside own kernels; the twin goes on from what they leave."""
+
+    def judged(target: str, by: str) -> Evaluation:
+        candidate = Candidate.of("cpp", {"kernel.cpp": _SCALE, "plan.py": _BESIDE_SEVERAL.replace("BY", by)})
+        return evaluator.evaluate(candidate, find(repo, target), timing=False)
+
+    attack = judged("bent_product", "1.0")
+    assert (attack.status, attack.work) == (Status.REJECTED, "rewrite"), attack.reason
+    assert "aten.relu gives the answer by itself" in attack.reason
+    twin = judged("bent_twice", "2.0")
+    assert (twin.status, twin.work) == (Status.PASSED, "mixed"), twin.reason
+    monkeypatch.setattr(PlanWork, "answered_by", lambda *_: None)
+    assert judged("bent_product", "1.0").status is Status.PASSED

@@ -16,10 +16,22 @@ from pytest_cudaforge.evaluation.contract import is_library, is_torchs  # noqa: 
 Made = Callable[[Tensor, Tensor], Tensor]
 
 
+def written(y: Tensor, by: float) -> Tensor:
+    """As a kernel leaves ``y``: of no operator."""
+    values = y.detach().numpy()
+    values *= by
+    return y
+
+
+def own(x: Tensor, by: float) -> Tensor:
+    return torch.from_numpy(x.contiguous().numpy() * by)
+
+
 def _found(make: Made, **outputs: Tensor) -> str:
     generator = torch.Generator().manual_seed(1)
     x, w = (torch.randn(16, 16, generator=generator) for _ in range(2))
-    return answering(lambda: {"out": make(x, w), **outputs}, [x, w])
+    found = answering(lambda: {"out": make(x, w), **outputs}, [x, w])
+    return found[0] if found else ""
 
 
 @pytest.mark.parametrize(
@@ -30,10 +42,17 @@ def _found(make: Made, **outputs: Tensor) -> str:
         (lambda x, w: (x.clone() @ w.t()) * (1 + 1e-7), "aten::mm"),
         (lambda x, w: (x[None] @ w[None])[0], "aten::bmm"),
         (lambda x, w: torch.nn.functional.conv2d(x[None, None], w[None, None, :3, :3]), "aten::convolution"),
-        (lambda x, w: (x @ w).relu(), ""),
-        (lambda x, w: x @ (w * 2), ""),  # prepared
-        (lambda x, w: (x @ w) * 1.001, ""),
+        (lambda x, w: (x @ w).relu(), "aten::relu"),  # several
+        (lambda x, w: (x @ w).relu_(), "aten::relu_"),
+        (lambda x, w: own((x @ w).relu(), 1.0), "aten::relu"),
+        (lambda x, w: x + torch.empty_like(x).copy_(x) @ w[:, :8].repeat(1, 2), "aten::add"),
+        (lambda x, w: x @ own(w, 2.0), ""),  # prepared
+        (lambda x, w: own((x @ w).relu(), 1.001), ""),
+        (lambda x, w: own(x @ w, 2.0).relu(), ""),
+        (lambda x, w: x + written(x @ w, 2.0), ""),  # in place
+        (lambda x, w: x + written(torch.empty_like(x), 2.0), ""),
         (lambda x, w: x.clone(), ""),  # a copy is no computation
+        (lambda x, w: own(x.t().contiguous(), 1.0), ""),
         (lambda x, w: (x @ w).sum(), ""),
         (lambda x, w: x / 0.0 * 0.0 @ w, ""),
     ],

@@ -23,6 +23,7 @@ MANY = (
     "combed",
     "tails",
     "faint",
+    "faded",
     "bumped",
     "uniform",
 )
@@ -215,9 +216,9 @@ def any_number(first, *others):
 
 NO_TIES = ("shifted", "large", "lowered", "sparse", "spiked", "combed", "tails")
 #: Where what is rounded, or looked up, is a value as it is.
-OF_A_GRID = (*MANY[:5], "spiked", "combed", "tails", "small", "bumped", "uniform")
+OF_A_GRID = (*MANY[:5], "spiked", "combed", "tails", "small", "faded", "bumped", "uniform")
 #: Of equal ones the first is it.
-CHOSEN = (*NO_TIES, "small", "bumped", "uniform", "ties", "levels", "biased", "ordered")
+CHOSEN = (*NO_TIES, "small", "faded", "bumped", "uniform", "ties", "levels", "biased", "ordered")
 EXPECTED = {
     "logarithm": ({"0": "unit"}, UNIT),
     "root_beside_a_product": ({"0": "unit", "1": "generic"}, (*ZERO, "floor", "ceiling")),
@@ -255,6 +256,7 @@ EXPECTED = {
             "combed",
             "tails",
             "faint",
+            "faded",
             "uniform",
             "alike",
             "biased",
@@ -269,16 +271,16 @@ EXPECTED = {
     # Of equal values any may be among the largest two.
     "largest_two": (
         {"0": "generic"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "ordered", "leading", "parted", "deep"),
+        (*NO_TIES, "small", "faded", "bumped", "uniform", "levels", "biased", "ordered", "leading", "parted", "deep"),
     ),
     # Small values round to equal probabilities, but not in fp64.
     "largest_probability": (
         {"0": "generic"},
-        (*NO_TIES, "bumped", "uniform", "levels", "biased", "ordered", "leading", "climbing", "deep"),
+        (*NO_TIES, "faded", "bumped", "uniform", "levels", "biased", "ordered", "leading", "climbing", "deep"),
     ),
     "levels": (
         {"0": "generic"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "ordered", "deep", "halves 254"),
+        (*NO_TIES, "small", "faded", "bumped", "uniform", "levels", "biased", "ordered", "deep", "halves 254"),
     ),
     # Rows without any length are NaN.
     "unit_rows": ({"0": "generic"}, (*MANY[:9], "small", *MANY[10:], "alike", "levels", "biased", "deep")),
@@ -288,8 +290,11 @@ EXPECTED = {
         {"0": "generic"},
         (*OF_A_GRID, "levels", "biased", "deep", "halves 254"),
     ),
-    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep")),
-    "above_their_mean": ({"0": "generic"}, (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep")),
+    "thirds": ({"0": "generic"}, (*NO_TIES, "small", "faded", "bumped", "uniform", "levels", "biased", "deep")),
+    "above_their_mean": (
+        {"0": "generic"},
+        (*NO_TIES, "small", "faded", "bumped", "uniform", "levels", "biased", "deep"),
+    ),
     # A place is no side: of two equal values either may come first.
     "buckets": (
         {"0": "generic", "1": "sorted"},
@@ -297,11 +302,24 @@ EXPECTED = {
     ),
     "order_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "ordered", "leading", "parted", "deep", "skewed"),
+        (
+            *NO_TIES,
+            "small",
+            "faded",
+            "bumped",
+            "uniform",
+            "levels",
+            "biased",
+            "ordered",
+            "leading",
+            "parted",
+            "deep",
+            "skewed",
+        ),
     ),
     "counts_beside_edges": (
         {"0": "generic", "1": "sorted"},
-        (*NO_TIES, "small", "bumped", "uniform", "levels", "biased", "deep", "skewed"),
+        (*NO_TIES, "small", "faded", "bumped", "uniform", "levels", "biased", "deep", "skewed"),
     ),
     "Binned": (
         {"0": "generic"},

@@ -379,6 +379,15 @@ def test_faint_entries_show_another_small_constant() -> None:
         assert bool(_rms_norm(x, 0.0).isnan().any()) == (family in ("faint", "padded"))
 
 
+@pytest.mark.parametrize("dims", [(1,), (2,), (3,), (0, 2, 3), (0, 1, 2), (0,)])
+def test_whatever_a_norm_runs_over_some_of_it_fades(dims: tuple[int, ...]) -> None:
+    for seed in range(8):
+        x = redraw("faded", torch.randn(3, 16, 20, 24), "generic", torch.Generator().manual_seed(seed)).double()
+        one, other = (x * (x.square().mean(dims, keepdim=True) + eps).rsqrt() for eps in (1e-5, 1e-8))
+        assert float((one - other).abs().max()) > 1e-2
+        assert float((x.abs() > 0.01).double().mean()) > 0.5
+
+
 def test_a_few_elements_of_weights_change_places() -> None:
     net = torch.nn.Module()
     net.plain = torch.nn.Parameter(torch.randn(40, 50))
