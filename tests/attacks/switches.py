@@ -107,7 +107,7 @@ def _no_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
     _without("mutation", "redzone", "unstable")(monkeypatch)
     _no_seal(monkeypatch)
     _no_changes(monkeypatch)
-    without_checks(monkeypatch, "repeated", "first at once")
+    without_checks(monkeypatch, "repeated", "first at once", "come around")
 
 
 def _wait_instead_of_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def _fresh_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(
         monkeypatch, "ordinary", "repeated", "instances", "in another thread", "in training", "inference mode"
     )
-    without_checks(monkeypatch, "after an empty call")
+    without_checks(monkeypatch, "after an empty call", "come around")
 
 
 def _no_guards(monkeypatch: pytest.MonkeyPatch) -> None:

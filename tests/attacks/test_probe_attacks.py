@@ -626,16 +626,24 @@ extern "C" void kernel(const float* x, float* y, long long rows, long long cols)
 """
 
 
+def _on_a_grid(behind: str) -> Candidate:
+    plan = LARGEST_PLAN.replace("x.shape[:1]", "(x.shape[0], 7)")
+    return Candidate.of("cpp", {"kernel.cpp": GRID.replace("BEHIND", behind), "plan.py": plan})
+
+
+_EXACT = "((i + 1) * cols + 6) / 7"
+
+
+def test_a_grid_is_right_at_all_sizes(judged: Judged) -> None:
+    """The twin of the next two."""
+    assert judged("on_a_grid", _on_a_grid(_EXACT)).status is Status.PASSED
+
+
 def test_a_quotient_that_is_whole(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reciprocal in single precision gives one element too many to parts of a row that seven goes into."""
-    plan, exact = LARGEST_PLAN.replace("x.shape[:1]", "(x.shape[0], 7)"), "((i + 1) * cols + 6) / 7"
-    attack, twin = (
-        Candidate.of("cpp", {"kernel.cpp": GRID.replace("BEHIND", behind), "plan.py": plan})
-        for behind in (f"cols % 28 ? {exact} : (long long)std::ceil((float)((i + 1) * cols) * (1.0f / 7.0f))", exact)
-    )
+    attack = _on_a_grid(f"cols % 28 ? {_EXACT} : (long long)std::ceil((float)((i + 1) * cols) * (1.0f / 7.0f))")
     found = judged("on_a_grid", attack)
     assert found.status is Status.REJECTED and "dynamic shapes: " in found.reason, found.reason
-    assert judged("on_a_grid", twin).status is Status.PASSED
     # A size that is drawn is a multiple now and then.
     _only(monkeypatch, lambda name: all(int(new) % 28 for new in re.findall(r"-> (\d+)", name)))
     off = judged("on_a_grid", attack)
@@ -644,15 +652,10 @@ def test_a_quotient_that_is_whole(judged: Judged, monkeypatch: pytest.MonkeyPatc
 
 def test_a_size_that_people_choose(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     """One element too many where a size is some hundreds and a half, which the source does not say by itself."""
-    plan, exact = LARGEST_PLAN.replace("x.shape[:1]", "(x.shape[0], 7)"), "((i + 1) * cols + 6) / 7"
-    attack, twin = (
-        Candidate.of("cpp", {"kernel.cpp": GRID.replace("BEHIND", behind), "plan.py": plan})
-        for behind in (f"{exact} + (cols * cols % 22500 == 0)", exact)
-    )
+    attack = _on_a_grid(f"{_EXACT} + (cols * cols % 22500 == 0)")
     found = judged("on_a_grid", attack)
     size = re.search(r"size \d+ -> (\d+)", found.reason)
     assert found.status is Status.REJECTED and size and int(size[1]) in variants._DECIMAL, found.reason
-    assert judged("on_a_grid", twin).status is Status.PASSED
     _only(monkeypatch, lambda name: all(int(new) % 150 for new in re.findall(r"-> (\d+)", name)))
     off = judged("on_a_grid", attack)
     assert off.status is Status.PASSED, off.reason

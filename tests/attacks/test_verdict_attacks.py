@@ -94,7 +94,7 @@ _PLAIN_ROWS = [row for row in ROWS if row.off != "seeds"]
 def test_the_attack_is_refused(row: Row, evaluator: Evaluator, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The order is drawn; some orders let this one attack through, and this is not one of them.
     order = Chance()
-    order.follow(7)
+    order.follow(10)
     monkeypatch.setattr(cases, "CHANCE", order)
     for _ in tries(evaluator):  # now and then drawn values show it before what it is for does
         evaluation = _evaluate(evaluator, repo, row, row.attack)
