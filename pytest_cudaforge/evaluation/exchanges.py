@@ -92,16 +92,16 @@ def trail(leaf: Tensor, generator: torch.Generator) -> Tensor:
     return changed.copy_(walked.cumsum(0).reshape(leaf.shape))
 
 
-def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator) -> Tensor:
+def moved_values(leaf: Tensor, how: Moved, generator: torch.Generator, *, either: bool = False) -> Tensor:
     """``leaf`` a little smaller, as a step of an optimizer moves it: by more than rounding, and by so little that who
-    asks whether it is nearly what it was may say yes. Or with a few elements turned, where it has some of either sign:
-    all magnitudes are as they were."""
+    asks whether it is nearly what it was may say yes. Or with a few elements turned, where it has some of either sign,
+    or may have (``either``): all magnitudes are as they were."""
     if leaf.dtype in FLOAT8:
-        return moved_values(readable(leaf), how, generator).to(leaf.dtype)
+        return moved_values(readable(leaf), how, generator, either=either).to(leaf.dtype)
     less = 1 - _NUDGE * (1 + torch.rand((), generator=generator).item())
     if how == "smaller":
         return leaf * less if leaf.is_floating_point() or leaf.is_complex() else leaf
-    if not leaf.is_floating_point() or not bool((leaf > 0).any() and (leaf < 0).any()):
+    if not leaf.is_floating_point() or not (either or bool((leaf > 0).any() and (leaf < 0).any())):
         return leaf
     changed = leaf.clone()
     for place in torch.randint(leaf.numel(), (2 * EXCHANGES,), generator=generator).tolist():

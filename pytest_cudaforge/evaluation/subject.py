@@ -151,7 +151,7 @@ class Subject:
                 constructed = self._constructed
                 exchange_weights(self.module, wanted.exchanged, wanted.kept, wanted.exchanged_alone, constructed)
             for how, seed in wanted.moved:
-                move_weights(self.module, seed, how, wanted.kept)
+                move_weights(self.module, seed, how, wanted.kept, self._borne or ())
         if wanted.unbiased:
             added = [path for path in self.biases if path not in wanted.kept]
             self._put({path: torch.zeros_like(self._constructed[path]) for path in added})

@@ -268,14 +268,17 @@ def exchange_weights(
                 parameter.copy_(exchanged(parameter.detach(), generator, 1 if alone else EXCHANGES))
 
 
-def move_weights(module: torch.nn.Module, seed: int, how: Moved, kept: Collection[str] = ()) -> None:
+def move_weights(
+    module: torch.nn.Module, seed: int, how: Moved, kept: Collection[str] = (), habits: Collection[str] = ()
+) -> None:
     """Each floating parameter moves by a little, or a few elements of it are turned, but for those at the paths
-    ``kept``."""
+    ``kept``; gains, where ``habits`` say that the reference bears it."""
     generator = torch.Generator().manual_seed(seed)
     for path, parameter in module.named_parameters():
         if path not in kept:
+            either = "turned" in habits and _takes_on("turned", parameter)
             with torch.no_grad():
-                parameter.copy_(moved_values(parameter.detach(), how, generator))
+                parameter.copy_(moved_values(parameter.detach(), how, generator, either=either))
 
 
 def biases_of(module: torch.nn.Module) -> tuple[str, ...]:

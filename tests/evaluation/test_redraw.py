@@ -22,7 +22,13 @@ from pytest_cudaforge.evaluation.precision import Fp64Mode, precision_flags
 from pytest_cudaforge.evaluation.redraw import FAMILIES, SHORTCUTS, families_of, redraw
 from pytest_cudaforge.evaluation.structures import Structure, ordered_values, structure_of, structures_of
 from pytest_cudaforge.evaluation.variants import apply_variant, neighbour_names
-from pytest_cudaforge.evaluation.weights import HABITS, exchange_weights, exchangeable_weights, rerandomise
+from pytest_cudaforge.evaluation.weights import (
+    HABITS,
+    exchange_weights,
+    exchangeable_weights,
+    move_weights,
+    rerandomise,
+)
 
 
 def _two(make: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -386,6 +392,20 @@ def test_whatever_a_norm_runs_over_some_of_it_fades(dims: tuple[int, ...]) -> No
         one, other = (x * (x.square().mean(dims, keepdim=True) + eps).rsqrt() for eps in (1e-5, 1e-8))
         assert float((one - other).abs().max()) > 1e-2
         assert float((x.abs() > 0.01).double().mean()) > 0.5
+
+
+@pytest.mark.parametrize(("habits", "turned"), [((), 0), (("turned",), 1)])
+def test_gains_are_turned_where_the_reference_bears_it(habits: tuple[str, ...], turned: int) -> None:
+    net = torch.nn.Module()
+    net.gain = torch.nn.Parameter(torch.rand(64) + 0.5)
+    net.scale = torch.nn.Parameter(torch.ones(1))
+    net.plain = torch.nn.Parameter(torch.randn(64))
+    before = {path: parameter.detach().clone() for path, parameter in net.named_parameters()}
+    move_weights(net, 3, "turned", habits=habits)
+    for path, parameter in net.named_parameters():
+        changed = parameter.detach() != before[path]
+        assert bool(changed.any()) == (path == "plain" or (path == "gain" and bool(turned)))
+        assert parameter.detach().abs().equal(before[path].abs())
 
 
 def test_a_few_elements_of_weights_change_places() -> None:
