@@ -47,7 +47,8 @@ def answering(call: Callable[[], Mapping[str, Any]], given: Iterable[Tensor]) ->
 class _Library(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what operators return that take nothing but what was given, or what they have made, in the order they
     run. ``made``: by where it lies, the latest of these, as others may have written there since, and whether it is
-    more than a copy of something."""
+    more than a copy of something. Memory that is handed out is among them, with whatever it holds: that is never what
+    the call goes on to write there, as each question comes with new values."""
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -95,7 +95,8 @@ def _without_launches(plan: LaunchPlan) -> Iterator[tuple[str, LaunchPlan]]:
 
 
 def _chains(plan: LaunchPlan) -> list[tuple[int, ...]]:
-    """By library call that no launch comes before: the numbers of the calls that it goes on from, and its own."""
+    """By library call behind which there is no launch's work: the numbers of the calls that it goes on from, and its
+    own."""
     made: dict[int, tuple[int, ...]] = {}
     found = []
     for number, call in enumerate(plan.library_calls):

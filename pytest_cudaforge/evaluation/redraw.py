@@ -82,18 +82,18 @@ def families_of(structures: Collection[Structure]) -> tuple[str, ...]:
     activations bend whatever the scale of the draw, and has exact zeros of both signs; faint has entries that nearly
     or wholly vanish, which show a small constant that keeps a division finite, and small none that wholly vanish,
     for references that take no such; faded has lines and slices of all dimensions that nearly vanish; peaks, for
-    half types alone, overflow them where they are squared or added up, and
-    fp16 where it stands for bfloat16; edges, for answers that are integers, has values that are those of a sorted
-    tensor beside it: which side is it? ties, for answers that are places of an extreme, has so few values that most are
-    equal: which of them comes first? alike has rows that begin as others do, or with zeros, empty is zero throughout,
-    as calls that warm up are; rectified has rows that are mostly zeros, as a ReLU leaves them: who looks at some of a
-    row takes it for empty; spiked has one element of each row further out than the others, by little or by much,
-    wherever it lies, bumped by little alone, since answers to the far ones hide much; combed has large ones at equal
-    distances; in levels rows, or whatever else slices are, lie far from zero each at a place of its own: who takes all
-    relative to the first one's mean loses the others' digits; hoisted, for half types alone, is shifted as far as sums
-    in full precision bear; in biased channels, or whatever else there is, lie by
-    little to one side of zero, each at a place of its own, as behind a bias: gates that stay nearly open; ordered, for
-    references that order or search, has rows that rise or fall; leading, for those that choose, one column that is
+    half types alone, overflow them where they are squared or added up, and fp16 where it stands for bfloat16;
+    edges, for answers that are integers, has values that are those of a sorted tensor beside it: which side is it?
+    ties, for answers that are places of an extreme, has so few values that most are equal: which of them comes
+    first? alike has rows that begin as others do, or with zeros, empty is zero throughout, as calls that warm up
+    are; rectified has rows that are mostly zeros, as a ReLU leaves them: who looks at some of a row takes it for
+    empty; spiked has one element of each row further out than the others, by little or by much, wherever it lies,
+    bumped by little alone, since answers to the far ones hide much; combed has large ones at equal distances; in
+    levels rows, or whatever else slices are, lie far from zero each at a place of its own: who takes all relative
+    to the first one's mean loses the others' digits; hoisted, for half types alone, is shifted as far as sums in
+    full precision bear; in biased channels, or whatever else there is, lie by little to one side of zero, each at a
+    place of its own, as behind a bias: gates that stay nearly open; ordered, for references that order or search,
+    has rows that rise or fall; leading, for those that choose, one column that is
     ahead of all others in most rows, as a router's favourite is, and parted, rows that are two heaps far apart;
     climbing, for those that weigh by exponentials, rows that rise or fall by little at a time, and far in all; sloping,
     one input alone does, beside others as drawn, where scores then do (see slopes); near,
